@@ -24,7 +24,7 @@ struct DeviceGroupOptions {
   int device = 0;
   int rank = 0;
   int world_size = 1;
-  Regions regions{};     // all nullptr: no peer is reached, plans of nccl only
+  Regions regions{};     // all nullptr: no peer is reached, nothing is launched
   int num_channels = 1;  // that the ranks agreed on; the regions are laid out for them
   // The group's kernels share thread blocks with those of other such groups of this process. They
   // run one after the other, in the order of their launches.

@@ -144,10 +144,12 @@ void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream,
 }
 
 void launch_partials(DType dtype, PartialsCall call, cudaStream_t stream) {
-  constexpr uint64_t kPerThread = 4, kMostBlocks = 1024;  // not measured
+  constexpr uint64_t kMostBlocks = 1024;  // not measured
   if (call.numel == 0) return;
   if (kernel_dtype(dtype) != dtype) call.numel *= 2;
-  const uint64_t blocks = detail::div_up(call.numel, kMaxBlockThreads * kPerThread);
+  const uint64_t row_bytes =
+      call.numel * (call.widened ? sizeof(float) : dtype_size(kernel_dtype(dtype)));
+  const uint64_t blocks = detail::div_up(row_bytes, kMaxBlockThreads * kPackBytes);
   launch(partials_kernel(dtype), int(std::min(blocks, kMostBlocks)), kMaxBlockThreads, call,
          stream);
 }

@@ -47,7 +47,7 @@ struct PairTransfer {
 void launch_transfers(const std::vector<PairTransfer>& transfers, const DeviceCall& call,
                       int most_channels, cudaStream_t stream);
 
-// Start adding the nodes' partial sums, on the current device.
+// Start adding rows of this rank's memory, on the current device.
 void launch_partials(DType dtype, PartialsCall call, cudaStream_t stream);
 
 // Whether there is a kernel for such plans.

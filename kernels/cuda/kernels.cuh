@@ -7,7 +7,6 @@
 #include "cuda/chain.cuh"
 #include "cuda/direct.cuh"
 #include "cuda/multimem.cuh"
-#include "cuda/nccl.cuh"
 #include "cuda/one_shot.cuh"
 #include "cuda/ring.cuh"
 #include "cuda/two_shot.cuh"
@@ -26,7 +25,6 @@ KernelFn reducing_kernel(Algorithm algorithm, Verb verb, bool ll) {
       algorithm == Algorithm::one_shot || (algorithm == Algorithm::two_shot && scatters);
   if (one && ll) return verb == Verb::reduce ? nullptr : one_shot_ll<P, kDType>;
   if (ll) return nullptr;
-  if (algorithm == Algorithm::nccl) return scatters ? fold<kDType> : nullptr;
   if (one || (algorithm == Algorithm::direct && verb == Verb::reduce)) return one_shot<P, kDType>;
   if (verb == Verb::reduce) return nullptr;
   if constexpr (kDType == DType::float32 || kDType == DType::float16 || kDType == DType::bfloat16) {

@@ -1,97 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adds the sums of several nodes, which lie in this rank's memory. It adds in the order of the
-// nodes, in the type that has all their bits, and rounds once. No peer, no channel, no wait:
-// nothing of the protocol. It takes as long as memory does, so elements are read one by one.
+// Adds rows of this rank's memory in their order, and rounds once. The rows are the sums of several
+// nodes, or the parts of all ranks, brought by NCCL or by copy engines. No peer, no channel, no
+// wait: nothing of the protocol. The kernel has every type and operation, with the CPU's bits. It
+// is loaded before anything waits, where one of Triton's would be compiled in the middle of a call.
 #pragma once
 
-#include "cuda/arithmetic.cuh"
 #include "cuda/partials.h"
+#include "cuda/reduce_tile.cuh"
 
 namespace fastcoll {
 
-namespace device {
+static_assert(kMaxGpuWorld <= kMaxPartials, "the parts of all ranks are added at once");
 
-template <DType kDType, bool kWidened>
-FASTCOLL_DEVICE auto load_element(const std::byte* row, uint64_t at) {
-  using Format = FormatOf<kDType>;
-  if constexpr (kWidened) {
-    return reinterpret_cast<const typename Format::Accumulator*>(row)[at];
-  } else {
-    return Format::widen(reinterpret_cast<const typename Format::Storage*>(row)[at]);
+// The sums of rows of a type go to sink(offset_bytes, pack, bytes_left).
+template <DType kDType, class Sink>
+FASTCOLL_DEVICE void add_rows(const PartialsCall& call, Sink sink) {
+  const Op op = device::plain_op<kDType>(call.op);
+  const auto source = [&](int row) { return call.rows[row]; };
+  bool aligned = true;
+  for (int row = 0; row < call.num_rows; ++row)
+    aligned = aligned && is_aligned(call.rows[row], kPackBytes);
+  const uint64_t num_bytes = call.numel * dtype_size(kDType);
+  const uint64_t step = uint64_t{num_blocks()} * num_threads() * kPackBytes;
+  for (uint64_t at = (uint64_t{block_idx()} * num_threads() + thread_idx()) * kPackBytes;
+       at < num_bytes; at += step) {
+    const uint64_t left = num_bytes - at;
+    sink(at, reduce_rows<kDType>({call.num_rows, call.divisor}, op, aligned, source, at, left),
+         left);
   }
 }
-
-// Wrapping arithmetic doesn't know the sign, and signed types must not overflow.
-template <class T, bool kWraps>
-struct Wrapping {
-  using Type = T;
-};
-template <class T>
-struct Wrapping<T, true> {
-  using Type = std::make_unsigned_t<T>;
-};
-
-template <DType kDType, Op kOp, bool kWidened>
-FASTCOLL_DEVICE void add_partials_by(const PartialsCall& call) {
-  using Format = FormatOf<kDType>;
-  using T = typename Format::Accumulator;
-  constexpr bool kWraps = std::is_integral_v<T> && kOp != Op::min && kOp != Op::max;
-  using U = typename Wrapping<T, kWraps>::Type;
-  const uint64_t step = uint64_t{num_blocks()} * num_threads();
-  for (uint64_t at = uint64_t{block_idx()} * num_threads() + thread_idx(); at < call.numel;
-       at += step) {
-    U acc = U(load_element<kDType, kWidened>(call.rows[0], at));
-    for (int row = 1; row < call.num_rows; ++row)
-      acc = combine<kOp, U>(acc, U(load_element<kDType, kWidened>(call.rows[row], at)));
-    auto& result = reinterpret_cast<typename Format::Storage*>(call.output)[at];
-    if constexpr (kOp == Op::sum) {
-      if (call.divisor != 0) {
-        result = finish_one<Format, true>(T(acc), Divisor<T>(call.divisor));
-        continue;
-      }
-    }
-    result = finish_one<Format, false>(T(acc), T{});
-  }
-}
-
-template <DType kDType, bool kWidened>
-FASTCOLL_DEVICE void add_partials_of(const PartialsCall& call) {
-  switch (plain_op<kDType>(call.op)) {
-    case Op::sum:
-      return add_partials_by<kDType, Op::sum, kWidened>(call);
-    case Op::product:
-      return add_partials_by<kDType, Op::product, kWidened>(call);
-    case Op::min:
-      return add_partials_by<kDType, Op::min, kWidened>(call);
-    case Op::max:
-      return add_partials_by<kDType, Op::max, kWidened>(call);
-    default:
-      break;
-  }
-  if constexpr (std::is_integral_v<typename FormatOf<kDType>::Accumulator>) {
-    switch (plain_op<kDType>(call.op)) {
-      case Op::band:
-        return add_partials_by<kDType, Op::band, kWidened>(call);
-      case Op::bor:
-        return add_partials_by<kDType, Op::bor, kWidened>(call);
-      case Op::bxor:
-        return add_partials_by<kDType, Op::bxor, kWidened>(call);
-      default:
-        break;
-    }
-  }
-}
-
-}  // namespace device
 
 template <DType kDType>
 FASTCOLL_KERNEL add_partials(FASTCOLL_ARGUMENT(PartialsCall) call) {
   using Format = device::FormatOf<kDType>;
-  constexpr bool kNarrow = sizeof(typename Format::Accumulator) > sizeof(typename Format::Storage);
-  if constexpr (kNarrow) {
-    if (call.widened) return device::add_partials_of<kDType, true>(call);
+  using Storage = typename Format::Storage;
+  if constexpr (sizeof(typename Format::Accumulator) > sizeof(Storage)) {
+    if (call.widened) {
+      return add_rows<DType::float32>(call, [&](uint64_t at, const Pack& sums, uint64_t left) {
+        std::byte* to = call.output + at / sizeof(float) * sizeof(Storage);
+        FASTCOLL_UNROLL
+        for (int i = 0; i < int(kPackBytes / sizeof(float)); ++i)
+          if (i * sizeof(float) < left)
+            store_data<Storage>(to + i * sizeof(Storage),
+                                Format::narrow(device::get_element<float>(sums.words, i)));
+      });
+    }
   }
-  device::add_partials_of<kDType, false>(call);
+  add_rows<kDType>(call, [&](uint64_t at, const Pack& sums, uint64_t left) {
+    store_any(call.output + at, sums, left);
+  });
 }
 
 }  // namespace fastcoll

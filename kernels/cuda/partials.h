@@ -9,7 +9,7 @@ namespace fastcoll {
 inline constexpr int kMaxPartials = 16;
 
 struct PartialsCall {
-  const std::byte* rows[kMaxPartials];  // one of each node; aligned to their elements
+  const std::byte* rows[kMaxPartials];  // of nodes or ranks; aligned to their elements
   std::byte* output;                    // as is this; may be a row
   uint64_t numel;                       // of a row
   int32_t num_rows;

@@ -17,32 +17,47 @@ namespace fastcoll {
 // Sources whose loads are in flight at the same time.
 inline constexpr int kLoadsAtOnce = 4;
 
-// One pack of a tile, by the call's plain_op: see reduce_tile.
+struct Rows {
+  int count;
+  int divisor;  // of AVG, else 0
+};
+
+// One pack of rows, which are added in their order by a plain_op: see reduce_tile.
 template <DType kDType, class Source>
-FASTCOLL_DEVICE Pack reduce_pack(const DeviceCall& call, Op op, bool aligned, Source source,
-                                 uint64_t at, uint64_t left) {
+FASTCOLL_DEVICE Pack reduce_rows(Rows rows, Op op, bool aligned, Source source, uint64_t at,
+                                 uint64_t left) {
   device::Reducer<kDType, 4> reducer;
   if (aligned && left >= kPackBytes) {
-    for (int first = 0; first < call.world_size; first += kLoadsAtOnce) {
+    for (int first = 0; first < rows.count; first += kLoadsAtOnce) {
       Pack packs[kLoadsAtOnce];
       FASTCOLL_UNROLL
       for (int i = 0; i < kLoadsAtOnce; ++i)
-        if (first + i < call.world_size) packs[i] = load_data<Pack>(source(first + i) + at);
+        if (first + i < rows.count) packs[i] = load_data<Pack>(source(first + i) + at);
       FASTCOLL_UNROLL
       for (int i = 0; i < kLoadsAtOnce; ++i) {
-        if (first + i >= call.world_size) break;
+        if (first + i >= rows.count) break;
         if (first + i == 0) reducer.load(packs[i].words);
         else reducer.accumulate(op, packs[i].words);
       }
     }
   } else {
-    for (int rank = 0; rank < call.world_size; ++rank) {
-      const Pack pack = load_any(source(rank) + at, left);
-      if (rank == 0) reducer.load(pack.words);
+    for (int row = 0; row < rows.count; ++row) {
+      const Pack pack = load_any(source(row) + at, left);
+      if (row == 0) reducer.load(pack.words);
       else reducer.accumulate(op, pack.words);
     }
   }
-  return device::finish_pack(reducer, call);
+  Pack result;
+  reducer.finish(result.words, rows.divisor);
+  return result;
+}
+
+// One pack of a tile of all ranks.
+template <DType kDType, class Source>
+FASTCOLL_DEVICE Pack reduce_pack(const DeviceCall& call, Op op, bool aligned, Source source,
+                                 uint64_t at, uint64_t left) {
+  const Rows rows{call.world_size, call.op == Op::avg ? call.world_size : 0};
+  return reduce_rows<kDType>(rows, op, aligned, source, at, left);
 }
 
 // The tile of a rank starts at source(rank). The results go to sink(offset_bytes, pack,

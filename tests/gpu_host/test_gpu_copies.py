@@ -108,14 +108,8 @@ class Core:
             )
 
     def launch(self, plan: Any, source: int, target: int, stream: int, limit_s: float) -> None:
-        from tests.support.fake_gpu import _add
-
         driver, ops = self.driver, self.driver.streams[stream].ops
         assert limit_s == LIMIT_S
-        if plan.algorithm == Algorithm.nccl:
-            driver.log[self.rank].append("add")
-            ops.append(lambda: _add(plan, source, target, driver.world_size) is None)
-            return
         assert plan.algorithm == Algorithm.copy_engine
         driver.log[self.rank].append(("meet", target))
         self.meetings += 1
@@ -127,6 +121,16 @@ class Core:
 
         if driver.keeps(f"meeting {(number - 1) % 2}"):
             ops.append(meet)
+
+
+def add(rank: int, plan: Any, parts: list[int], target: int, numel: int, stream: int) -> None:
+    """Replaces `add_parts`: a rank's device has its number."""
+    from tests.support.fake_gpu import add_parts
+
+    driver = device_copies.torch.cuda.now.driver
+    driver.log[rank].append("add")
+    adding = partial(add_parts, rank, plan, parts, target, numel, stream)
+    driver.streams[stream].ops.append(lambda: adding() is None)
 
 
 class Machine:
@@ -141,7 +145,7 @@ class Machine:
         for rank in range(world_size):
             heap = SimpleNamespace(allocate=lambda size, r=rank: self._block(r, size))
             core = Core(self.driver, rank)
-            self.engines.append(CopyEngine(0, rank, ptrs, core, heap))
+            self.engines.append(CopyEngine(rank, rank, ptrs, core, heap))
         self.world_size = world_size
 
     def _block(self, rank: int, num_bytes: int) -> Block:
@@ -194,6 +198,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         is_current_stream_capturing=lambda: cuda.now.captured,
     )
     monkeypatch.setattr(device_copies, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(device_copies, "add_parts", add)
     # Small, so that a message has several waves of several segments.
     monkeypatch.setattr(device_copies, "WAVE_BYTES", 4096)
     monkeypatch.setattr(device_copies, "LEAST_SEGMENT_BYTES", 64)

@@ -89,9 +89,6 @@ class Core:
         assert plan.channels > 0
         self.shapes.append(shape)
         self.launched_in.append(stream)
-        if plan.algorithm == Algorithm.nccl:
-            self.log.append("add")
-            return _add(plan, source, target, self.comm.world_size)
         assert not (plan.inline and counts), "no LL kernel takes counts"
         self.log.append((Verb(plan.verb).name, plan.inline, counts))
         self.algorithms.append(algorithm := Algorithm(plan.algorithm))
@@ -110,6 +107,14 @@ class Core:
         gives = verb is not Verb.scatter or me == plan.root
         gets = verb is not Verb.gather or me == plan.root
         return self.comm.run_parts(cpu_plan, given if gives else [], taken if gets else [], LIMIT_S)
+
+    def add(
+        self, device: int, plan: Any, parts: list[int], target: int, numel: int, stream: int
+    ) -> None:
+        """Replaces `gpu.nccl.add_parts`."""
+        self.log.append("add")
+        self.launched_in.append(stream)
+        add_parts(device, plan, parts, target, numel, stream)
 
     def transfer(self, rows: list[Any], most: int, stream: int, limit_s: float) -> None:
         assert len({(row[0], row[4]) for row in rows}) == len(rows), "a pair twice in one kernel"
@@ -140,17 +145,19 @@ class Core:
         self.closed = True
 
 
-def _add(plan: Any, source: int, target: int, world_size: int) -> None:
-    """Add the parts of all ranks, which lie whole packs apart, in rank order."""
-    dtype, op, numel = DType(plan.dtype), Op(plan.op), plan.numel
-    stride = -(-numel * ITEMSIZE[dtype] // 16) * 16
+def add_parts(
+    device: int, plan: Any, parts: list[int], target: int, numel: int, stream: int
+) -> None:
+    """Add the parts of all ranks, which start on packs, in rank order."""
+    assert all(part % 16 == 0 for part in parts)
+    dtype, op = DType(plan.dtype), Op(plan.op)
     kind = TORCH_DTYPES[partial_dtype(dtype, op)]
-    rows = [torch.empty(numel, dtype=kind) for _ in range(world_size)]
-    for rank, row in enumerate(rows):
-        widen(row, tensor_at(source + rank * stride, dtype, numel), dtype)
+    rows = [torch.empty(numel, dtype=kind) for _ in parts]
+    for row, part in zip(rows, parts, strict=True):
+        widen(row, tensor_at(part, dtype, numel), dtype)
     total = torch.empty(numel, dtype=kind)
     reduce_into(total, rows, partial_dtype(dtype, op), op)
-    finish(tensor_at(target, dtype, numel), total, dtype, op, world_size)
+    finish(tensor_at(target, dtype, numel), total, dtype, op, len(parts))
 
 
 class Gloo:
@@ -286,7 +293,7 @@ def fake_gpu(
     terms = Terms(0, 0, num_channels, comm.world_size, (), no_nccl, reaches_peers)
     shares = 1 if not no_multicast else comm.world_size  # a switch adds over different GPUs
     side.terms = dataclasses.replace(terms, no_multicast=no_multicast, ranks_per_gpu=shares)
-    side._nccl = Nccl(comm, 0, core)
+    side._nccl = Nccl(comm, 0)
     side.route, side.reasons = "vmm" if reaches_peers else "nccl", {}
     side._journal = Journal(comm.rank, comm.world_size, comm.exchange_fds)
     side._next_look, side._stopped, side._pid = 0.0, False, os.getpid()
@@ -307,6 +314,7 @@ def fake_gpu(
     patches = contextlib.ExitStack()
     patches.enter_context(mock.patch.object(foreign, "torch", foreign_torch))
     for place, value in {
+        "add_parts": core.add,
         "bytes_at": _bytes_at,
         "make": Gloo,
         "is_current_stream_capturing": lambda: False,

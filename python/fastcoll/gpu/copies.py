@@ -23,7 +23,7 @@ import torch
 
 from fastcoll.calls.tensors import Flat
 from fastcoll.errors import UsageError
-from fastcoll.gpu.nccl import fold_plan
+from fastcoll.gpu.nccl import add_parts
 from fastcoll.memory.heap import Block
 from fastcoll.native import _C
 from fastcoll.types import ITEMSIZE, DType
@@ -138,8 +138,8 @@ class CopyEngine:
             of = [base + begins[me] + at for base in staged]
             self._copy_all([(one, other, part) for one, other in zip(rows, of, strict=True)])
             self._join(main)
-            adding = fold_plan(call.plan, part // ITEMSIZE[DType(call.plan.dtype)])
-            self._core.launch(adding, to, sums[me] + at, main.cuda_stream, call.limit_s)
+            numel = part // ITEMSIZE[DType(call.plan.dtype)]
+            add_parts(self._device, call.plan, rows, sums[me] + at, numel, main.cuda_stream)
         self._meet(call)
         self._fork(main)
         self._copy_all([(taken + begins[r], sums[r], sizes[r]) for r in range(world)])

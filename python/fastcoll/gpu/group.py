@@ -102,7 +102,7 @@ class DeviceGroup:
         self._claim = claim_blocks(hellos, self.terms, link, capacity)
         try:
             self._regions, self._core, self.reasons = map_regions(hellos, self.terms, link)
-            self._nccl = Nccl(host, device, self._core)
+            self._nccl = Nccl(host, device)
             if self._regions is None:
                 self.terms = replace(self.terms, reaches_peers=False)
                 self._nccl.connect(env.TIMEOUT_S.get())

@@ -19,7 +19,7 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,6 @@ from fastcoll.types import (
     ITEMSIZE,
     REDUCTIONS,
     TORCH_DTYPES,
-    Algorithm,
     DType,
     Op,
     ReduceOp,
@@ -47,17 +46,9 @@ if TYPE_CHECKING:
     from fastcoll.gpu.host import DeviceHost
 
 _NO_LIMIT = timedelta(days=1)  # waits end here: NCCL's own watchdog would end the process
-_PACK_BYTES = 16  # parts to be added start on one: kernels/cuda/nccl.cuh
+_PACK_BYTES = 16  # parts to be added start on one, so that a kernel reads whole packs
 _POLL_S = 0.001
 _GRACE_S = 1.0  # in which the last call ends when a rank has left: it did its part before
-
-
-class Core(Protocol):
-    """The extension's function that starts the kernel that adds."""
-
-    def launch(
-        self, plan: _C.Plan, source: int, target: int, stream: int, limit_s: float, /
-    ) -> None: ...
 
 
 def make(store: Store, rank: int, world_size: int) -> Any:
@@ -67,19 +58,22 @@ def make(store: Store, rank: int, world_size: int) -> Any:
     return dist.ProcessGroupNCCL(store, rank, world_size, options)
 
 
-def fold_plan(plan: _C.Plan, numel: int) -> _C.Plan:
-    """Return the plan of the kernel that adds parts of a reduction in this rank's own memory."""
-    kinds = (int(Verb.reduce_scatter), plan.dtype, plan.op, int(Algorithm.nccl))
-    return _C.Plan(*kinds, numel, 0, 0, plan.fast_numerics, False, 0, plan.channels)
+def add_parts(
+    device: int, plan: _C.Plan, parts: list[int], target: int, numel: int, stream: int
+) -> None:
+    """Start the kernel that adds a part of each rank, all in this rank's own memory, in order."""
+    from fastcoll.native import _cuda  # only now: a build without GPUs imports this file, too
+
+    divisor = len(parts) if plan.op == Op.AVG else 0
+    _cuda.add_partials(device, plan.dtype, plan.op, False, parts, target, numel, divisor, stream)
 
 
 class Nccl:
     """The group's NCCL, made when it is first needed."""
 
-    def __init__(self, host: "DeviceHost", device: int, core: Core) -> None:
+    def __init__(self, host: "DeviceHost", device: int) -> None:
         self._host = host
         self._device = device
-        self._core = core
         self._group: Any = None
         self._fd = -1
         self._running: deque[tuple[Any, float]] = deque()  # works, and when they are late
@@ -244,7 +238,7 @@ class Nccl:
         parts = torch.empty_like(rows)
         self._wait(self._group.alltoall_base(parts, rows, [], []), limit_s)
         if scatters:
-            return self._add(plan, parts, flat.output_ptr, part, stream, limit_s)
+            return self._add(plan, parts, flat.output_ptr, part, stream)
         output = self._bytes(flat.output_ptr, size)
         fits = size == world * row
         is_root = me == plan.root
@@ -254,7 +248,7 @@ class Nccl:
         else:
             whole = (output if fits else self._empty(world * row)) if is_root else output[:0]
             own = self._empty(row)
-        self._add(plan, parts, own.data_ptr(), row, stream, limit_s)
+        self._add(plan, parts, own.data_ptr(), row, stream)
         if plan.verb == Verb.all_reduce:
             self._wait(self._group._allgather_base(whole, own), limit_s)
         else:
@@ -276,18 +270,13 @@ class Nccl:
         return rows
 
     def _add(
-        self,
-        plan: _C.Plan,
-        parts: torch.Tensor,
-        to: int,
-        num_bytes: int,
-        stream: int,
-        limit_s: float,
+        self, plan: _C.Plan, parts: torch.Tensor, to: int, num_bytes: int, stream: int
     ) -> None:
-        """Add the parts of all ranks, each of `num_bytes`, in rank order."""
+        """Add the parts of all ranks, `num_bytes` of each row, in rank order."""
         numel = num_bytes // ITEMSIZE[DType(plan.dtype)]
-        adding = fold_plan(plan, numel)
-        self._core.launch(adding, parts.data_ptr(), to, stream, limit_s)
+        world = self._host.world_size
+        rows = [row.data_ptr() for row in parts.view(world, len(parts) // world)]
+        add_parts(self._device, plan, rows, to, numel, stream)
 
     def _bytes(self, ptr: int, num_bytes: int) -> torch.Tensor:
         return bytes_at(ptr, num_bytes, self._device)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel that adds the sums of several nodes.
+// The kernel that adds rows of one rank's memory: the sums of nodes, or the parts of ranks.
 #pragma once
 
 #include "cuda/partials.cuh"
@@ -24,8 +24,8 @@ inline void (*partials_kernel(DType dtype))(const PartialsCall&) {
   }
 }
 
-// swaps: adds the nodes in another order, which must be seen. The sum of a node is drawn as an
-// element, of narrow floats half of the time widened.
+// swaps: adds the rows in another order, which must be seen. A row is drawn as elements, of narrow
+// floats half of the time widened. Rows and output may start on a pack or on any element.
 inline int run_partials(uint64_t num_seeds, bool swaps) {
   for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
     Random random(seed);
@@ -38,14 +38,18 @@ inline int run_partials(uint64_t num_seeds, bool swaps) {
     const bool widened = narrow && pick(random, 2) == 0;
     const size_t num_rows = 1 + pick(random, kMaxPartials), numel = swaps ? 200 : pick(random, 300);
     const int world = int(num_rows * (1 + pick(random, 8)));  // the divisor of an average
-    const size_t elem = dtype_size(dtype), stride = numel * (widened ? sizeof(float) : elem);
-    std::vector<std::vector<uint64_t>> rows(num_rows, std::vector<uint64_t>(stride / 8 + 1));
-    std::vector<unsigned char> output(numel * elem + kMarginBytes, kFiller);
+    const size_t elem = dtype_size(dtype), row_elem = widened ? sizeof(float) : elem;
+    std::vector<std::vector<Pack>> rows(num_rows,
+                                        std::vector<Pack>(numel * row_elem / kPackBytes + 2));
+    const bool is_shifted = pick(random, 2) == 0;
+    const size_t shift = pick(random, 2) * elem;
+    std::vector<unsigned char> output(shift + numel * elem + kMarginBytes, kFiller);
     std::vector<Codes> inputs;
     PartialsCall call{};
     for (size_t row = 0; row < num_rows; ++row) {
       inputs.push_back(reference::random_codes(dtype, numel, random));
       auto* to = reinterpret_cast<std::byte*>(rows[row].data());
+      if (is_shifted) to += pick(random, kPackBytes / row_elem) * row_elem;
       for (size_t i = 0; i < numel; ++i) {
         if (widened) {
           const float value =
@@ -57,7 +61,7 @@ inline int run_partials(uint64_t num_seeds, bool swaps) {
       }
       call.rows[swaps ? num_rows - 1 - row : row] = to;
     }
-    call.output = reinterpret_cast<std::byte*>(output.data());
+    call.output = reinterpret_cast<std::byte*>(output.data()) + shift;
     call.numel = numel;
     call.num_rows = int32_t(num_rows);
     call.divisor = op == Op::avg ? world : 0;
@@ -72,11 +76,12 @@ inline int run_partials(uint64_t num_seeds, bool swaps) {
       Codes codes;
       for (const Codes& input : inputs) codes.push_back(input[i]);
       const uint64_t wanted = reference::reference(dtype, op, codes, world);
-      right = right && std::memcmp(output.data() + i * elem, &wanted, elem) == 0;
+      right = right && std::memcmp(output.data() + shift + i * elem, &wanted, elem) == 0;
     }
-    for (size_t i = numel * elem; i < output.size(); ++i) right = right && output[i] == kFiller;
+    for (size_t i = 0; i < output.size(); ++i)
+      right = right && ((i >= shift && i < shift + numel * elem) || output[i] == kFiller);
     if (right) continue;
-    std::fprintf(stderr, "WRONG: the sum of %d nodes, %s %s, seed %d\n", int(num_rows), op_name(op),
+    std::fprintf(stderr, "WRONG: the sum of %d rows, %s %s, seed %d\n", int(num_rows), op_name(op),
                  dtype_name(dtype), int(seed));
     return 1;
   }

@@ -12,7 +12,6 @@
 
 #include "draw.h"
 #include "failures.h"
-#include "folds.h"
 #include "gauges.h"
 #include "loads.h"
 #include "partials.h"
@@ -83,8 +82,6 @@ int main(int argc, char** argv) {
   if (variant == "mismatch") return run_mismatch(count);
   if (variant == "misplaced") return run_misplaced<Protocol>(count);
   if (variant == "overlaps") return run_overlaps<Protocol>(count);
-  if (variant == "folds") return run_folds(count, false);
-  if (variant == "folds_in_wrong_order") return run_folds(count, true);
   if (variant == "partials") return run_partials(count, false);
   if (variant == "partials_in_wrong_order") return run_partials(count, true);
   if (variant == "probes") return run_probes(count);

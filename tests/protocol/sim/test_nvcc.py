@@ -29,7 +29,7 @@ FLAGS = ("-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Icsrc
 # One type of each size and kind of arithmetic; "" stands for the kernels that only move data.
 DTYPES = ("float32", "float64", "float16", "float8_e4m3fn", "boolean", "")
 MOVING_KERNELS = 4  # move, move_ll, barrier, send_recv
-REDUCING_KERNELS = 7  # one_shot, one_shot_ll, two_shot, ring, chain, fold, add_partials
+REDUCING_KERNELS = 6  # one_shot, one_shot_ll, two_shot, ring, chain, add_partials
 MULTIMEM_DTYPES = ("float32", "float16")  # they have one more
 
 REDUCING = """
@@ -47,7 +47,7 @@ LOADS_AT_ONCE = 4  # kPacksAtOnce
 
 # The most registers of a thread, by which one of the largest blocks fits; less for light kernels.
 MOST_REGISTERS = 128
-MOST_OF_LIGHT = {"barrier": 96, "add_partials": 64}
+MOST_OF_LIGHT = {"barrier": 96, "add_partials": 80}
 
 # The type that the switch can add and that is not among those above.
 SWITCH = """

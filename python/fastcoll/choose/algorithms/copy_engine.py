@@ -10,7 +10,6 @@ from functools import partial
 
 from fastcoll.choose.algorithms import shared, two_shot
 from fastcoll.choose.costs import Costs
-from fastcoll.machine import gpu
 from fastcoll.types import Algorithm, Request, Verb, num_tensors
 
 name = "copy_engine"
@@ -32,8 +31,6 @@ def admits(request: Request) -> str | None:
         return "copy_engine takes one tensor, not a list"
     if request.staged_bytes < LEAST_BYTES:
         return f"copy_engine is for {LEAST_BYTES} bytes and more, not {request.staged_bytes}"
-    if not gpu.has_kernel(Algorithm.nccl, Verb.reduce_scatter, request.dtype):
-        return f"no GPU kernel adds parts of {request.dtype.name}"
     return shared.no_kernel(request, Algorithm.copy_engine)
 
 

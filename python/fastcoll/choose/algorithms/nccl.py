@@ -9,7 +9,6 @@ from functools import partial
 
 from fastcoll.choose.algorithms import moving, one_shot, shared, two_shot
 from fastcoll.choose.costs import Costs
-from fastcoll.machine import gpu
 from fastcoll.types import REDUCTIONS, Algorithm, Request, Verb
 
 name = "nccl"
@@ -25,10 +24,6 @@ def admits(request: Request) -> str | None:
         return "nccl is for GPUs"
     if request.no_nccl:
         return f"NCCL can't be used here: {request.no_nccl}"
-    if request.verb in REDUCTIONS and not gpu.has_kernel(
-        Algorithm.nccl, Verb.reduce_scatter, request.dtype
-    ):
-        return f"no GPU kernel adds parts of {request.dtype.name}"
     return None
 
 
