@@ -129,11 +129,6 @@ class Call:
         """The type of the words that kernels load."""
         return getattr(tl, _name(WORDS[getattr(torch, self.format)]))
 
-    @property
-    def accumulator_bytes(self) -> int:
-        dtype: torch.dtype = getattr(torch, self.format)
-        return max(4, dtype.itemsize) if dtype.is_floating_point else dtype.itemsize
-
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -23,10 +23,7 @@ MAX_CHANNELS = tl.constexpr(64)
 POISON = tl.constexpr(0)
 CLAIM = tl.constexpr(1)
 EPOCH = tl.constexpr(16)
-PUTS = tl.constexpr(EPOCH.value + MAX_CHANNELS.value)
-LANDED = tl.constexpr(PUTS.value + MAX_CHANNELS.value)
-TAKEN = tl.constexpr(LANDED.value + MAX_CHANNELS.value)
-MEET = tl.constexpr(TAKEN.value + MAX_CHANNELS.value)
+MEET = tl.constexpr(EPOCH.value + MAX_CHANNELS.value)
 NUM_WORDS = tl.constexpr(MEET.value + MAX_CHANNELS.value * MAX_WORLD.value)
 
 # Offsets in the verdict, in int32 words. First comes the value of `poison`. Then come the target
@@ -59,7 +56,7 @@ class Group(NamedTuple):
     Attributes:
         signals: int64[world], address of every rank's words.
         scratch: int64[world], address of every rank's scratch.
-        buffer_bytes: Bytes of one of the four buffers of a channel, a multiple of 16.
+        buffer_bytes: Bytes of one of the two buffers of a channel, a multiple of 16.
         verdict: int32[VERDICT_WORDS] of this rank, readable by the host.
         rank: int32[1] of the device, this rank. A number would be compiled in, as 0, as 1 and as
             others: ranks would compile binaries of their own while peers wait in kernels.
@@ -109,8 +106,8 @@ def own_words(group):
 
 @triton.jit
 def buffer(group, index):
-    """Offset in bytes of buffer 0 to 3 of this program's channel in the scratch of any rank."""
-    return (tl.program_id(0).to(tl.int64) * 4 + index) * group.buffer_bytes
+    """Offset in bytes of buffer 0 or 1 of this program's channel in the scratch of any rank."""
+    return (tl.program_id(0).to(tl.int64) * 2 + index) * group.buffer_bytes
 
 
 @triton.jit

@@ -16,7 +16,7 @@ import torch
 from .signal import MAX_CHANNELS, MAX_WORLD, NUM_WORDS, VERDICT_WORDS, Group
 
 SIGNAL_BYTES: int = 4 * NUM_WORDS.value
-_BUFFERS = 4
+_BUFFERS = 2
 PACK_BYTES = 16
 
 
@@ -90,7 +90,7 @@ class Workspace:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of one of a channel's four buffers: two to meet over, two of the ring."""
+        """Bytes of one of a channel's two buffers."""
         return self.scratch_bytes // (self.num_channels * _BUFFERS) // PACK_BYTES * PACK_BYTES
 
     def group(self) -> Group:

@@ -199,7 +199,7 @@ PLANTED = [
     ("the environment", "python/fastcoll/calls/work.py", "from os import path, getenv\n"),
     ("C++ doesn't", "csrc/python/bindings.cpp", 'auto x = std::getenv("A");\n'),
     ("PTX", "kernels/cuda/ring.cuh", 'asm volatile("ld.acquire.sys.u64 %0;");\n'),
-    ("inline PTX", "kernels/fastcoll_kernels/ring.py", "tl.inline_asm_elementwise('', '')\n"),
+    ("inline PTX", "kernels/fastcoll_kernels/reduce.py", "tl.inline_asm_elementwise('', '')\n"),
     ("kernels are launched", "csrc/cuda/graph.cu", "ring_kernel<<<1, 32>>>(args);\n"),
     ("no torch header", "csrc/python/bindings.cpp", "#include <torch/extension.h>\n"),
     ("no torch header", "csrc/cpu/ring.h", '#include "c10/util/Half.h"\n'),

@@ -19,7 +19,7 @@ from tests.support import oracle
 from tests.support.harness import Rank
 from tests.triton import mutants
 
-SCRATCH_BYTES = 64 << 10
+SCRATCH_BYTES = 32 << 10
 _SHARE_BYTES = SCRATCH_BYTES + (16 << 10)
 _VERDICT_BYTES = 64  # of the words: those that do not grow
 

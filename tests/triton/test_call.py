@@ -38,7 +38,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "cast": (lambda: one_shot.all_reduce(F32, space(), out=F32.int()), "only floats can be cast"),
     "tile": (
         lambda: one_shot.all_reduce(F32, space(), launch=Launch(block=4096)),
-        "needs 1048576 bytes of scratch for 16 channels; there are 65536",
+        "needs 524288 bytes of scratch for 16 channels; there are 65536",
     ),
     "channels": (lambda: one_shot.all_reduce(F32, space(), launch=Launch(17)), "17 channels"),
     "block": (lambda: Launch(block=100), "block=100: need a power of two"),
@@ -85,4 +85,4 @@ def test_the_words_are_as_documented() -> None:
     broken = space(verdict=torch.tensor([word, 40, 38], dtype=torch.int32)).broken()
     assert broken == Verdict(rank=3, missing=5, channel=7, expected=40, seen=38)
     assert space().broken() is None
-    assert SIGNAL_BYTES == 5184
+    assert SIGNAL_BYTES == 4416

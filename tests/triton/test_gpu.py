@@ -11,7 +11,7 @@ import pytest
 import torch
 from streams import Group
 
-from fastcoll_kernels import epilogues, one_shot, ring, two_shot
+from fastcoll_kernels import epilogues, one_shot, two_shot
 from fastcoll_kernels.call import Launch
 from fastcoll_kernels.workspace import Workspace
 from tests.support import oracle
@@ -19,7 +19,7 @@ from tests.triton.ranks import Case, bits_of, tensor_of, words_in
 from tests.triton.test_collectives import DTYPES, SIZES, WAYS, expected
 
 pytestmark = pytest.mark.gpu
-MODULES = {"one_shot": one_shot, "two_shot": two_shot, "ring": ring}
+MODULES = {"one_shot": one_shot, "two_shot": two_shot}
 
 
 def collective(case: Case, outs: list[torch.Tensor]) -> Callable[[Workspace], object]:
