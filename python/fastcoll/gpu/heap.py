@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from fastcoll.errors import DriverError
 from fastcoll.gpu.link import problems, try_together
-from fastcoll.gpu.multicast import bind_arena
+from fastcoll.gpu.multicast import join_multicast
 from fastcoll.gpu.regions import Regions, map_memory
 from fastcoll.gpu.terms import VMM
 from fastcoll.native import _cuda
@@ -72,7 +72,7 @@ class DeviceHeap:
             self.bases[:] = arena.ptrs
         if self._has_multicast:
             place = self._common + self.num_bytes
-            self._has_multicast = not bind_arena(arena, regions.link, place)
+            self._has_multicast = not join_multicast(arena, regions.link, place=place)
         self.num_bytes += size
         common = self._common if self._has_multicast else 0
         self._core.use_heap(self.bases, self.num_bytes, common)

@@ -34,40 +34,31 @@ class BoundRegions(Protocol):
         """Let go of the object behind all of them."""
 
 
-def join_multicast(regions: BoundRegions, link: Link, group: _cuda.Group) -> str:
-    """Put the regions of all ranks behind one address and let `group` use it. Collective.
+def join_multicast(
+    regions: BoundRegions, link: Link, group: _cuda.Group | None = None, place: int = 0
+) -> str:
+    """Put the regions of all ranks, or an arena of theirs, behind one address. Collective.
+
+    Args:
+        regions: Memory of all ranks.
+        link: The other ranks.
+        group: Tries the address out, and uses it from then on. None: regions of these ranks were
+            tried out before.
+        place: The address; 0: any.
 
     Returns:
         Why it can't be had, the same on all ranks; empty: the regions have it, and close it.
     """
-    joining = _Joining(regions, link, group)
+    joining = _Joining(regions, link, group, place)
     try:
         problem = joining.run()
     finally:
         joining.close_fds()
     if problem:
-        group.use_multicast(0)
+        if group is not None:
+            group.use_multicast(0)
         with contextlib.suppress(FastcollError):  # the verdict is another one already
             regions.close_multicast()
-    return problem
-
-
-def bind_arena(arena: BoundRegions, link: Link, place: int) -> str:
-    """Put an arena of all ranks behind the common address at `place`. Collective.
-
-    Nothing is tried out: the regions of these ranks were.
-
-    Returns:
-        Why it can't be had, the same on all ranks; empty: the arena has it, and closes it.
-    """
-    joining = _Joining(arena, link, None, place)
-    try:
-        problem = joining.run()
-    finally:
-        joining.close_fds()
-    if problem:
-        with contextlib.suppress(FastcollError):  # the verdict is another one already
-            arena.close_multicast()
     return problem
 
 
@@ -75,7 +66,7 @@ class _Joining:
     """The steps of one rank, each of which all ranks take before the next."""
 
     def __init__(
-        self, regions: BoundRegions, link: Link, group: _cuda.Group | None, place: int = 0
+        self, regions: BoundRegions, link: Link, group: _cuda.Group | None, place: int
     ) -> None:
         self._regions = regions
         self._link = link
