@@ -19,10 +19,7 @@ FASTCOLL_KERNEL move_ll(FASTCOLL_CALL call) {
   const uint64_t num_bytes = call.numel * call.elem_bytes;
   const uint64_t stride = call.verb == Verb::all_to_all ? num_bytes : 0;
   const bool ok = exchange_ll(
-      channel, num_bytes,
-      [&](int rank, uint64_t at) {
-        return load_ll(call.input + uint64_t(rank) * stride + at, num_bytes - at);
-      },
+      channel, LlInput{call.input, stride, num_bytes},
       [&](int rank, uint64_t at, uint64_t data) {
         if (at < num_bytes)
           store_ll(call.output + uint64_t(rank) * num_bytes + at, data, num_bytes - at);

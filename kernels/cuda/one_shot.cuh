@@ -24,11 +24,7 @@ FASTCOLL_KERNEL one_shot_ll(FASTCOLL_CALL call) {
   const Op op = device::plain_op<kDType>(call.op);
   device::Reducer<kDType, 2> reducer;
   const bool ok = exchange_ll(
-      channel, num_bytes,
-      // The data for each rank, and the data from each, in the order of ranks.
-      [&](int rank, uint64_t at) {
-        return load_ll(call.input + uint64_t(rank) * scatter_bytes + at, num_bytes - at);
-      },
+      channel, LlInput{call.input, scatter_bytes, num_bytes},
       [&](int rank, uint64_t, uint64_t data) {
         const uint32_t words[2] = {uint32_t(data), uint32_t(data >> 32)};
         if (rank == 0) reducer.load(words);

@@ -71,6 +71,7 @@ constexpr LaunchShape shape_for(Algorithm algorithm, Verb verb, DType dtype, boo
   const uint64_t most_blocks = clamp(uint64_t(max_blocks), 1, pair ? kPairChannels : kMaxChannels);
   const uint64_t half_bytes = pair ? kPairHalfBytes : channel_half_bytes(int(most_blocks));
   if (ll) {
+    static_assert(kLlPacks <= kMaxBlockThreads, "a thread has one pack, which it loads ahead");
     const uint64_t packs = div_up(part_bytes, kLlBytes);
     const uint64_t most = most_blocks < kMaxLlChannels ? most_blocks : kMaxLlChannels;
     const uint64_t blocks = clamp(div_up(packs, kPacksPerLlBlock), 1, most);

@@ -63,6 +63,22 @@ def copies_of(sass: str) -> dict[str, list[int]]:
     return copies
 
 
+def loads_ahead(sass: str) -> dict[str, int]:
+    """Return by kernel how many loads of 8 bytes of data come before it takes its turn.
+
+    Words of the protocol are no data. A kernel that takes no turn has none.
+    """
+    counts: dict[str, int] = {}
+    ahead: dict[str, int] = {}
+    for function, op, _, _ in _instructions(sass):
+        name = kernel_name(function)
+        if op.startswith("ATOMG") and "EXCH" in op:
+            ahead.setdefault(name, counts.get(name, 0))
+        if op.startswith("LDG.E.64") and "STRONG" not in op:
+            counts[name] = counts.get(name, 0) + 1
+    return ahead
+
+
 def _instructions(sass: str) -> Iterator[tuple[str, str, str, bool]]:
     """Yield each instruction's function, operation, operands, and whether it has no predicate."""
     function = ""

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.proofs import KERNELS
-from tests.protocol.sim.sass import blocks_per_sm, copies_of, registers_of
+from tests.protocol.sim.sass import blocks_per_sm, copies_of, loads_ahead, registers_of
 from tests.support.programs import run
 
 ROOT = Path(__file__).parents[3]
@@ -44,6 +44,10 @@ template __global__ void send_recv<Protocol>(const __grid_constant__ PairCall);
 # The copies of a kernel: from its input to scratch, and out of it.
 COPIES = {"move": 2, "send_recv": 2, "one_shot": 1, "two_shot": 2, "multimem": 2}
 LOADS_AT_ONCE = 4  # kPacksAtOnce
+
+# The kernels of LL packs load their data first: one pack, or one for each of 8 ranks.
+LL_KERNELS = {"one_shot_ll", "move_ll"}
+LOADS_AHEAD = 1 + 8  # kLlRanksAtOnce
 
 # The most registers of a thread, by which one of the largest blocks fits; less for light kernels.
 MOST_REGISTERS = 128
@@ -84,6 +88,16 @@ __global__ void planted(std::byte* to, const std::byte* from, uint64_t num_bytes
   for_packs(num_bytes, [&](uint64_t at, uint64_t) {
     store_data<Pack>(to + at, load_data<Pack>(from + at));
   });
+}
+""",
+    # The data is loaded once the call has begun, for each rank before its store.
+    "late": """
+__global__ void planted(const __grid_constant__ DeviceCall call) {
+  Channel<Protocol> channel(call);
+  const uint32_t parity = channel.begin_ll();
+  for (int rank = 0; rank < call.world_size; ++rank)
+    store_relaxed(channel.ll(rank, parity, call.rank),
+                  LlPack{load_data<uint64_t>(call.input), channel.slot()});
 }
 """,
     "fused": """
@@ -266,6 +280,19 @@ def test_copies_have_several_loads_under_way(
             assert len(many) >= COPIES[kernel], (kernel, dtype, arch, copies[kernel])
         assert copies.keys() & COPIES.keys()
     assert set(*copies_of(sass_of(planted["one_by_one"])).values()) == {1}
+
+
+def test_small_messages_are_loaded_before_their_call_begins(
+    kernels: dict[tuple[str, int], Compiled],
+    planted: dict[str, Compiled],
+    sass_of: Callable[[Compiled], str],
+) -> None:
+    for (dtype, arch), compiled in kernels.items():
+        ahead = loads_ahead(sass_of(compiled))
+        assert LL_KERNELS & ahead.keys()
+        for kernel in LL_KERNELS & ahead.keys():
+            assert ahead[kernel] >= LOADS_AHEAD, (kernel, dtype, arch, ahead[kernel])
+    assert loads_ahead(sass_of(planted["late"])) == {"planted": 0}
 
 
 def test_registers_leave_room_for_blocks(kernels: dict[tuple[str, int], Compiled]) -> None:

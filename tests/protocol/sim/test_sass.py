@@ -3,7 +3,13 @@
 
 import pytest
 
-from tests.protocol.sim.sass import blocks_per_sm, copies_of, kernel_name, registers_of
+from tests.protocol.sim.sass import (
+    blocks_per_sm,
+    copies_of,
+    kernel_name,
+    loads_ahead,
+    registers_of,
+)
 
 NAME = "_ZN8fastcoll4moveINS_8ProtocolEEEvNS_10DeviceCallE"
 
@@ -54,6 +60,20 @@ def test_loads_before_a_store_are_counted(body: str, copies: list[int]) -> None:
 def test_each_kernel_is_counted_by_itself() -> None:
     other = function(TWO).replace("4move", "7barrier")
     assert copies_of(function(TWO + TWO) + other) == {"move": [2, 2], "barrier": [2]}
+
+
+DATA = "        /*0100*/              @P1 LDG.E.64 R8, desc[UR6][R24.64] ;\n"
+WORD = "        /*0110*/                  LDG.E.64.STRONG.SYS R6, desc[UR6][R6.64+0x18000] ;\n"
+TURN = "        /*0120*/              ATOMG.E.EXCH.64.STRONG.GPU PT, R14, desc[UR6][R10.64], R4 ;\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "ahead"),
+    [(DATA + DATA + WORD + TURN, 2), (TURN + DATA, 0), (DATA + TURN + DATA + TURN, 1)],
+)
+def test_loads_before_the_turn_are_counted(body: str, ahead: int) -> None:
+    assert loads_ahead(function(body)) == {"move": ahead}
+    assert loads_ahead(function(DATA)) == {}
 
 
 def test_registers_are_those_of_kernels() -> None:
