@@ -244,11 +244,11 @@ inline constexpr int kMaxChannels = 64;
 inline constexpr int kMaxBlockThreads = 512;
 inline constexpr size_t kPackBytes = 16;
 
-// Channels with an LL area, and its packs for each parity and source. With 16 channels x 512 packs
-// x 8 bytes, messages of up to 64 KiB can travel as LL.
+// Channels with an LL area, and its packs for each parity and source.
 inline constexpr int kMaxLlChannels = 16;
 inline constexpr int kLlPacks = 512;
 inline constexpr size_t kLlBytes = 8;  // data in one pack
+static_assert(kMaxLlChannels * kLlPacks * kLlBytes == 64 << 10, "see choose/algorithms/shared.py");
 
 // Point-to-point: channels of their own for each peer and direction.
 inline constexpr int kPairChannels = 4;

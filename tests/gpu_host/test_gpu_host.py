@@ -218,6 +218,22 @@ def test_every_verb_has_a_kernel_for_every_dtype(dtype: DType) -> None:
     assert select(asked, algorithms.ALL).plan.algorithm is Algorithm.chain
 
 
+@needs_gpu_part
+@pytest.mark.parametrize(
+    ("world", "channels", "most_bytes"),
+    [(2, 32, 64 << 10), (8, 32, 64 << 10), (8, 4, 16 << 10), (9, 32, 16 << 10), (16, 32, 16 << 10)],
+)
+def test_the_limit_of_flags_in_packs_follows_the_ranks(
+    world: int, channels: int, most_bytes: int
+) -> None:
+    verbs = (Verb.all_reduce, Verb.reduce_scatter, Verb.all_gather, Verb.all_to_all)
+    for verb in verbs:
+        for numel, inline in ((most_bytes // 4, True), (most_bytes // 4 + 1, False)):
+            fields = {"verb": verb, "numel": numel, "num_channels": channels}
+            plan = select(request(world_size=world, **fields), algorithms.ALL).plan
+            assert plan.inline == inline, (verb, plan.algorithm)
+
+
 def test_an_algorithm_without_a_kernel_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "has_kernel", lambda *_, **__: False)
     reason = shared.no_kernel(request(), Algorithm.two_shot)

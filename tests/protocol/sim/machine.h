@@ -24,7 +24,7 @@ struct Transfer {
   uint32_t pair_channels;
 };
 
-inline constexpr int kChannels = 4;  // that a group agreed on: as many as calls here have blocks
+inline constexpr int kChannels = 4;  // that a group agreed on: as many as most calls have blocks
 inline constexpr size_t kHeapBytes = size_t{1} << 20;
 inline constexpr size_t kPairHeapBytes = kHeapBytes / kMaxGpuWorld;  // from one rank to another
 inline constexpr unsigned char kFiller = 0xa5;
@@ -32,8 +32,10 @@ inline constexpr size_t kMarginBytes = 32;
 
 class Machine {
  public:
-  Machine(int world_size, Schedule schedule, uint64_t seed, uint64_t limit_ns)
+  Machine(int world_size, Schedule schedule, uint64_t seed, uint64_t limit_ns,
+          int num_channels = kChannels)
       : world_(world_size),
+        layout_(GpuLayout::of(num_channels, world_size)),
         limit_ns_(limit_ns),
         simulator_(world_size * kStreams, schedule, seed),
         hosts_(size_t(world_size)) {
@@ -145,7 +147,7 @@ class Machine {
   // A heap begins far from the end of its region. Behind it lies memory that a rank with a wrong
   // place reads, and that no rank owns.
   static constexpr size_t kHeapOffsetBytes =
-      GpuLayout::of(kChannels, kMaxGpuWorld).num_bytes() + 4096;
+      GpuLayout::of(kMaxLlChannels, kMaxGpuWorld).num_bytes() + 4096;
   static constexpr size_t kRegion = kHeapOffsetBytes + 2 * kHeapBytes;
 
   struct Buffers {
@@ -253,7 +255,7 @@ class Machine {
       call.heaps[peer] = regions_[size_t(peer)] + kHeapOffsetBytes;
     }
     if (heap_by_switch) call.heap_multicast = call.heaps[rank];  // here any address will do
-    call.layout = GpuLayout::of(kChannels, world_);
+    call.layout = layout_;
     call.host = &hosts_[size_t(rank)];
     call.limit_ns = limit_ns_;
     call.report_ns = limit_ns_ / 4;
@@ -345,6 +347,7 @@ class Machine {
 
  private:
   const int world_;
+  const GpuLayout layout_;
   const uint64_t limit_ns_;
   Simulator simulator_;
   std::vector<HostWords> hosts_;

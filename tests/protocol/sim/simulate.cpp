@@ -13,6 +13,7 @@
 #include "draw.h"
 #include "failures.h"
 #include "gauges.h"
+#include "ll.h"
 #include "loads.h"
 #include "partials.h"
 #include "probes.h"
@@ -89,6 +90,8 @@ int main(int argc, char** argv) {
   if (variant == "gauges_astray") return run_gauges(count, true);
   if (variant == "published") return run_published(count, true);
   if (variant == "published_unmet") return run_published(count, false);
+  if (variant == "ll") return run_ll(schedule, count, false);
+  if (variant == "ll_crowded") return run_ll(schedule, count, true);
   if (variant == "loads") return run_loads();
   if (variant == "loads_by_packs") return run_few_loads(false);
   if (variant == "loads_by_parts") return run_few_loads(true);

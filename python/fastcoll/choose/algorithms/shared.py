@@ -19,8 +19,11 @@ CPU = Costs(flag_us=0.16, copy_us_per_byte=1 / 50e3, peer_us_per_byte=1 / 20e3, 
 # on one device that read is another copy in its memory.
 GPU = Costs(flag_us=1.5, copy_us_per_byte=1 / 2e6, peer_us_per_byte=1 / 400e3)
 GPU_ALONE = Costs(flag_us=1.0, copy_us_per_byte=1 / 2e6, peer_us_per_byte=1 / 2e6)
-# A message whose packs carry their own flags takes twice its bytes; not measured.
-GPU_LL_BYTES = 16 << 10
+# The largest message whose packs carry their own flags; not measured. It takes twice its bytes on
+# the links, once for each peer: 2.3 us for 64 KiB to 7 peers. Staging it takes a fence and two
+# latencies of a link. With more peers the bytes cost more than that.
+GPU_LL_BYTES, GPU_LL_RANKS = 64 << 10, 8
+GPU_LL_BYTES_OF_MANY = 16 << 10
 
 # The most that a CPU rank sends in its flag lines, which could hold more. Measured for five verbs:
 # This size ties with staging. Half of it is a tenth quicker in the lines, twice of it 1.3 to 3
@@ -70,7 +73,9 @@ def fits_inline(request: Request, algorithm: Algorithm) -> bool:
     if request.splits:
         return False  # no rank knows the sizes of all parts
     num_bytes = request.numel * ITEMSIZE[request.dtype]  # from one rank to another
-    most = min(GPU_LL_BYTES, gpu.max_ll_bytes(request.num_channels))
+    is_small = request.world_size <= GPU_LL_RANKS
+    most = GPU_LL_BYTES if is_small else GPU_LL_BYTES_OF_MANY
+    most = min(most, gpu.max_ll_bytes(request.num_channels))
     return num_bytes <= most and gpu.has_kernel(algorithm, request.verb, request.dtype, ll=True)
 
 
