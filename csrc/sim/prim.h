@@ -44,6 +44,9 @@ T& block_shared() {
   return *static_cast<T*>(sim::block_memory());
 }
 
+inline void await_stream() { sim::await_stream(); }
+inline void let_next_start() { sim::let_next_start(); }
+
 template <class T>
 T load_relaxed(const T* word) {
   return __atomic_load_n(word, __ATOMIC_RELAXED);

@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compiled WITHOUT -fsanitize=thread even where the kernels are compiled with it (then with
 // -DFASTCOLL_SIM_TSAN). The scheduler's own reads and writes must not order the fibers.
-#include "sim/scheduler.h"
-
 #include <sys/mman.h>
-#include <ucontext.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
-#include <random>
 #include <utility>
+
+#include "sim/state.h"
 
 #ifdef FASTCOLL_SIM_TSAN
 #include <sanitizer/tsan_interface.h>
@@ -23,84 +19,14 @@ namespace fastcoll::sim {
 namespace {
 
 constexpr size_t kStackBytes = size_t{128} << 10;
-constexpr size_t kBlockMemoryBytes = 512;
-constexpr uint64_t kStepNs = 50;
 // After so many idle steps, and so many per fiber, the clock starts to leap, so that a limited wait
 // runs out. After kDead times as many it is a deadlock.
 constexpr uint64_t kIdleSteps = 4000, kIdleStepsPerFiber = 50, kDead = 20;
 constexpr uint64_t kLeapNs = 20000;
 
-// The place at which a flow of control continues. A run consists almost of switches alone, and
-// swapcontext asks the kernel for the signal mask at each.
-using Place = std::array<void*, 5>;
-
 [[noreturn, gnu::noinline]] void go_to(Place& place) { __builtin_longjmp(place.data(), 1); }
 
-struct Block {
-  int waiting = 0;
-  bool vote = false, result = false;
-  int sync = 0;  // see block_sync
-  alignas(64) std::byte memory[kBlockMemoryBytes] = {};
-};
-
-struct Fiber {
-  Thread id;
-  Block* block;
-  const Job* job;
-  Place place = {};
-  ucontext_t beginning;
-  bool begun = false;
-  void* stack;
-  void* tsan = nullptr;
-  bool in_barrier = false, done = false;
-  size_t ready_idx = 0;
-  int peer = -1;  // of its last wait
-  const char* what = "";
-  uint64_t expected = 0, seen = 0;
-  uint64_t loads = 0;  // since its last store
-};
-
-// A rank's memory is freed only after all ranks are done. A race detector would take an earlier
-// free for a write that nothing orders after the fibers' accesses.
-struct Rank {
-  std::deque<Job> jobs;
-  size_t next_job = 0;
-  std::vector<std::unique_ptr<Block>> blocks;
-  std::vector<std::unique_ptr<Fiber>> fibers;
-  size_t first_running = 0;  // fiber of the running job
-  size_t running = 0;
-  int order = 0;  // its address stands for the stream's order
-};
-
 }  // namespace
-
-struct Simulator::State {
-  std::mt19937_64 random;
-  Schedule schedule;
-  std::vector<Rank> ranks;
-  std::vector<Fiber*> ready;  // neither done nor in a barrier
-  std::vector<void*> stacks;  // to be used again
-  Fiber* current = nullptr;
-  Place main = {};
-  void* main_tsan = nullptr;
-  uint64_t steps = 0, idle_steps = 0, leapt_ns = 0, live = 0;
-  const Fiber* victim = nullptr;  // starving: it, its block or its rank stands still
-  int victim_scope = 0;
-  uint64_t frozen_until = 0;
-  LoadRuns load_runs;
-
-  uint64_t now_ns() const { return steps * kStepNs + leapt_ns; }
-  void launch(int rank_idx);
-  void make_ready(Fiber* fiber);
-  void remove_ready(Fiber* fiber);
-  Fiber* next();
-  bool frozen(const Fiber* fiber) const;
-  void freeze();
-  void switch_to(Fiber* fiber);
-  void switch_to_main();
-  void finish(Fiber* fiber);
-  void report() const;
-};
 
 namespace {
 
@@ -119,11 +45,12 @@ void* map_stack() {
 void fiber_main() {
   Fiber* fiber = machine->current;
 #ifdef FASTCOLL_SIM_TSAN
-  __tsan_acquire(&machine->ranks[size_t(fiber->id.rank)].order);
+  __tsan_acquire(&machine->order);
 #endif
-  fiber->job->body();
+  if (!fiber->grid->job->starts_early) await_stream();
+  fiber->grid->job->body();
 #ifdef FASTCOLL_SIM_TSAN
-  __tsan_release(&machine->ranks[size_t(fiber->id.rank)].order);
+  __tsan_release(&fiber->grid->order);
 #endif
   fiber->done = true;
   progress();
@@ -176,9 +103,9 @@ bool barrier(bool vote) {
     block.waiting = 0;
     progress();
     const Rank& rank = machine->ranks[size_t(fiber.id.rank)];
-    for (size_t i = rank.first_running; i < rank.fibers.size(); ++i) {
-      Fiber* other = rank.fibers[i].get();
-      if (other->block != &block || !other->in_barrier) continue;
+    for (size_t i = 0; i < fiber.id.num_threads; ++i) {
+      Fiber* other = rank.fibers[block.first_fiber + i].get();
+      if (!other->in_barrier) continue;
       other->in_barrier = false;
       if (other != &fiber) machine->make_ready(other);
     }
@@ -191,18 +118,56 @@ bool barrier(bool vote) {
   return block.result;
 }
 
+void await_stream() {
+  Fiber& fiber = *machine->current;
+  Grid* before = fiber.grid->before;
+  if (!before) return;
+  if (before->running > 0) {
+    fiber.in_await = fiber.grid->awaits = true;
+    machine->remove_ready(&fiber);
+    yield();
+  }
+#ifdef FASTCOLL_SIM_TSAN
+  __tsan_acquire(&before->order);
+#endif
+}
+
+void let_next_start() {
+  Fiber& fiber = *machine->current;
+  if (std::exchange(fiber.block->lets_next, true)) return;
+  if (--fiber.grid->held_back == 0) machine->lets_start = fiber.id.rank;
+}
+
+void Simulator::State::launch_next(int rank_idx) {
+  Rank& rank = ranks[size_t(rank_idx)];
+  if (rank.next_job == rank.jobs.size()) return;
+  if (!rank.grids.empty()) {
+    const Grid& last = rank.grids.back();
+    if (rank.jobs[rank.next_job].starts_early ? last.held_back > 0 : last.running > 0) return;
+  }
+  launch(rank_idx);
+}
+
 void Simulator::State::launch(int rank_idx) {
   Rank& rank = ranks[size_t(rank_idx)];
+  Grid* before = rank.grids.empty() ? nullptr : &rank.grids.back();
   const Job& job = rank.jobs[rank.next_job++];
-  rank.first_running = rank.fibers.size();
+  const size_t num_fibers = size_t(job.blocks) * size_t(job.threads);
+  rank.grids.push_back({&job, rank.fibers.size(), num_fibers, num_fibers, job.blocks, before});
+  if (before) before->after = &rank.grids.back();
+  live += num_fibers;
+  ready.reserve(live);  // here, as fibers must not call into the C++ library: it is instrumented
   for (int b = 0; b < job.blocks; ++b) {
     rank.blocks.push_back(std::make_unique<Block>());
+    Block* block = rank.blocks.back().get();
+    block->threads = job.threads;
+    block->first_fiber = rank.fibers.size();
     for (int t = 0; t < job.threads; ++t) {
       rank.fibers.push_back(std::make_unique<Fiber>());
       Fiber& fiber = *rank.fibers.back();
       fiber.id = {rank_idx, uint32_t(b), uint32_t(job.blocks), uint32_t(t), uint32_t(job.threads)};
-      fiber.block = rank.blocks.back().get();
-      fiber.job = &job;
+      fiber.block = block;
+      fiber.grid = &rank.grids.back();
       if (stacks.empty()) {
         fiber.stack = map_stack();
       } else {
@@ -214,11 +179,21 @@ void Simulator::State::launch(int rank_idx) {
       fiber.tsan = __tsan_create_fiber(0);
 #endif
     }
+    unplaced.push_back({&rank, block});
   }
-  rank.running = rank.fibers.size() - rank.first_running;
-  live += rank.running;
-  ready.reserve(live);  // here, as fibers must not call into the C++ library: it is instrumented
-  for (size_t i = rank.first_running; i < rank.fibers.size(); ++i) make_ready(rank.fibers[i].get());
+  place_blocks();
+}
+
+void Simulator::State::place_blocks() {
+  while (!unplaced.empty() && (most_blocks == 0 || blocks < most_blocks)) {
+    const size_t i = most_blocks == 0 ? 0 : random() % unplaced.size();
+    const Unplaced one = unplaced[i];
+    unplaced.erase(unplaced.begin() + long(i));
+    ++blocks;
+    progress();
+    for (int t = 0; t < one.block->threads; ++t)
+      make_ready(one.rank->fibers[one.block->first_fiber + size_t(t)].get());
+  }
 }
 
 void Simulator::State::make_ready(Fiber* fiber) {
@@ -262,9 +237,21 @@ void Simulator::State::finish(Fiber* fiber) {
   stacks.push_back(fiber->stack);
 #endif
   Rank& rank = ranks[size_t(fiber->id.rank)];
-  if (--rank.running > 0) return;
-  if (victim && victim->id.rank == fiber->id.rank) victim = nullptr;
-  if (rank.next_job < rank.jobs.size()) launch(fiber->id.rank);
+  Grid& grid = *fiber->grid;
+  if (--fiber->block->threads == 0) {
+    --blocks;
+    if (!std::exchange(fiber->block->lets_next, true)) --grid.held_back;
+    place_blocks();
+  }
+  if (--grid.running == 0) {
+    if (victim && victim->id.rank == fiber->id.rank) victim = nullptr;
+    if (grid.after && grid.after->awaits)
+      for (size_t i = 0; i < grid.after->num_fibers; ++i) {
+        Fiber* other = rank.fibers[grid.after->first_fiber + i].get();
+        if (std::exchange(other->in_await, false)) make_ready(other);
+      }
+  }
+  launch_next(fiber->id.rank);
 }
 
 bool Simulator::State::frozen(const Fiber* fiber) const {
@@ -323,6 +310,8 @@ void Simulator::enqueue(int rank, Job job) {
   state_->ranks[size_t(rank)].jobs.push_back(std::move(job));
 }
 
+void Simulator::limit_blocks(int most) { state_->most_blocks = most; }
+
 uint64_t Simulator::elapsed_ns() const { return state_->now_ns(); }
 const LoadRuns& Simulator::load_runs() const { return state_->load_runs; }
 
@@ -332,10 +321,9 @@ bool Simulator::run() {
 #ifdef FASTCOLL_SIM_TSAN
   state.main_tsan = __tsan_get_current_fiber();
   // The test's preparations come before every rank's first job.
-  for (Rank& rank : state.ranks) __tsan_release(&rank.order);
+  __tsan_release(&state.order);
 #endif
-  for (int rank = 0; rank < int(state.ranks.size()); ++rank)
-    if (!state.ranks[size_t(rank)].jobs.empty()) state.launch(rank);
+  for (int rank = 0; rank < int(state.ranks.size()); ++rank) state.launch_next(rank);
   while (state.live > 0) {
     ++state.steps;
     const uint64_t idle = ++state.idle_steps;
@@ -347,10 +335,12 @@ bool Simulator::run() {
     }
     Fiber* fiber = state.next();
     state.switch_to(fiber);
+    if (const int rank = std::exchange(state.lets_start, -1); rank >= 0) state.launch_next(rank);
     if (fiber->done) state.finish(fiber);
   }
 #ifdef FASTCOLL_SIM_TSAN
-  for (Rank& rank : state.ranks) __tsan_acquire(&rank.order);
+  for (Rank& rank : state.ranks)
+    for (Grid& grid : rank.grids) __tsan_acquire(&grid.order);
 #endif
   return true;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the threads of all ranks' kernels as fibers in ONE operating-system thread, in an order
 // drawn from a seed. The scheduler knows no kernel: a job is a function that every thread of a grid
-// calls. Each rank's jobs run one after the other, as in a stream. For tests only.
+// calls. Each rank's jobs run one after the other, as in a stream; those that allow it start early,
+// as by programmatic dependent launch. For tests only.
 //
 // Why a simulator: GPU kernels are plain C++ over kernels/prim.cuh, which has a second body made of
 // fibers (sim/prim.h). So the files that nvcc compiles also run on a CPU. All ranks run in one
@@ -34,6 +35,10 @@ void spin(int peer, const char* what, uint64_t expected, uint64_t seen);
 void progress();
 // Returns once every thread of the block is here: whether any of them voted true.
 bool barrier(bool vote);
+// Returns once the job before this one in the stream is over, and all that its threads awaited so.
+void await_stream();
+// The next job of the stream may start once every block has said so, or has ended.
+void let_next_start();
 // 512 bytes that the threads of a block share, and the address that stands for its barrier.
 void* block_memory();
 int* block_sync();
@@ -51,6 +56,8 @@ enum class Schedule { uniform, starving };
 struct Job {
   int blocks, threads;
   std::function<void()> body;
+  // It starts as soon as the job before lets it, and calls await_stream.
+  bool starts_early = false;
 };
 
 // The loads of packs that threads have done before a store, all of which may be under way at once.
@@ -63,6 +70,9 @@ class Simulator {
   Simulator(int world_size, Schedule schedule, uint64_t seed);
   ~Simulator();
   void enqueue(int rank, Job job);
+  // All ranks are on one device with room for so many blocks at a time. A job's blocks start as
+  // they find room, in any order. 0: there is room for all.
+  void limit_blocks(int most);
   // Runs until all jobs are done. False if nothing moves any more: then each fiber's wait is on
   // stderr.
   bool run();
