@@ -55,6 +55,22 @@ FASTCOLL_DEVICE T& block_shared() {
   return object;
 }
 
+// ---- the stream: a kernel may start before the one before it in its stream is over
+
+// All earlier work of the stream is over, and its writes are there. Nothing happens where the
+// launch does not allow an early start. Architectures before 9.0 know none.
+FASTCOLL_DEVICE void await_stream() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The next kernel of the stream may start when a thread of each block has said so, or has ended.
+FASTCOLL_DEVICE void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ---- words that ranks signal with, at system scope
 
 FASTCOLL_DEVICE uint64_t load_relaxed(const uint64_t* word) {

@@ -20,6 +20,7 @@ DeviceGroup::DeviceGroup(const DeviceGroupOptions& options) : options_(options) 
     throw Failure(ErrorKind::usage, std::to_string(options.num_channels) + " channels (1 to " +
                                         std::to_string(kMaxChannels) + " are possible)");
   const OnDevice on(options.device);
+  starts_early_ = options.starts_early && can_start_early();
   host_ = borrow_host_words();
   try {
     order_ = options.shares ? shared_order(options.device) : std::make_shared<LaunchOrder>();
@@ -46,6 +47,12 @@ uint32_t DeviceGroup::locate(const std::byte* ptr) const {
   const std::byte* heap = heaps_[size_t(options_.rank)];
   if (ptr < heap || ptr >= heap + heap_bytes_) return GpuLocation::kStaged;
   return GpuLocation::encode(uint64_t(ptr - heap));
+}
+
+// A kernel behind an event starts when all before it is over: the stream's last kernel is not all
+// that it depends on.
+Place DeviceGroup::place(const LaunchOrder::Last& launched, cudaStream_t stream) const {
+  return {stream, starts_early_ && !launched.waits};
 }
 
 DeviceCall DeviceGroup::call(double limit_s) const {
@@ -84,7 +91,7 @@ void DeviceGroup::launch(const Plan& plan, const std::byte* input, std::byte* ou
   call.input_location = locate(input);
   call.output_location = locate(output);
   const auto launched = order_->enter(stream);
-  launch_collective(plan, call, stream, options.shape);
+  launch_collective(plan, call, place(launched, stream), options.shape);
   order_->leave(launched, stream);
 }
 
@@ -108,7 +115,7 @@ void DeviceGroup::transfer(std::vector<PairTransfer> transfers, int most_channel
   const DeviceCall call = this->call(limit_s);
   for (PairTransfer& transfer : transfers) transfer.location = locate(transfer.data);
   const auto launched = order_->enter(stream);
-  launch_transfers(transfers, call, most_channels, stream);
+  launch_transfers(transfers, call, most_channels, place(launched, stream));
   order_->leave(launched, stream);
 }
 

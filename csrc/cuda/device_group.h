@@ -29,6 +29,7 @@ struct DeviceGroupOptions {
   // The group's kernels share thread blocks with those of other such groups of this process. They
   // run one after the other, in the order of their launches.
   bool shares = false;
+  bool starts_early = true;  // kernels, where the device can: see Place
 };
 
 struct LaunchOptions {
@@ -97,6 +98,7 @@ class DeviceGroup final : public DeviceSide {
  private:
   DeviceCall call(double limit_s) const;  // the fields that all calls share
   uint32_t locate(const std::byte* ptr) const;
+  Place place(const LaunchOrder::Last& launched, cudaStream_t stream) const;
 
   const DeviceGroupOptions options_;
   std::byte* multicast_ = nullptr;
@@ -106,6 +108,7 @@ class DeviceGroup final : public DeviceSide {
   HostWords* host_ = nullptr;           // as long as this group
   std::shared_ptr<LaunchOrder> order_;  // its mutex guards this group's state, too
   std::atomic<double> report_s_ = 0;
+  bool starts_early_ = false;
   bool closed_ = false;
   bool kernels_ended_ = false;
 };

@@ -47,11 +47,18 @@ std::set<const void*> all_kernels() {
 }
 
 template <class Call>
-void launch(const void* kernel, int blocks, int threads, Call& call, cudaStream_t stream) {
+void launch(const void* kernel, int blocks, int threads, Call& call, const Place& place) {
   void* args[] = {&call};
-  check_cuda(
-      cudaLaunchKernel(kernel, dim3(unsigned(blocks)), dim3(unsigned(threads)), args, 0, stream),
-      "launching a kernel");
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(blocks));
+  config.blockDim = dim3(unsigned(threads));
+  config.stream = place.stream;
+  config.attrs = &early;
+  config.numAttrs = place.early ? 1 : 0;
+  check_cuda(cudaLaunchKernelExC(&config, kernel, args), "launching a kernel");
 }
 
 // The part_bytes of shape_for: of one rank's part where the message is split, else of all.
@@ -110,6 +117,15 @@ int load_kernels(int device) {
   return fewest == INT_MAX ? 0 : fewest;
 }
 
+bool can_start_early() {
+  constexpr int kLeastPtx = 90, kLeastDriver = 12030;  // the driver: in captured graphs, too
+  cudaFuncAttributes attributes;
+  check_cuda(cudaFuncGetAttributes(&attributes, transfer_kernel()), "loading a kernel");
+  int driver = 0;
+  check_cuda(cudaDriverGetVersion(&driver), "asking for the driver's version");
+  return attributes.ptxVersion >= kLeastPtx && driver >= kLeastDriver;
+}
+
 bool has_kernel(Algorithm algorithm, Verb verb, DType dtype, bool ll) {
   return kernel_for(algorithm, verb, kernel_dtype(dtype), ll) != nullptr;
 }
@@ -119,7 +135,7 @@ LaunchShape shape_of(const Plan& plan, int world_size) {
                    part_bytes(plan, world_size), world_size, plan.channels);
 }
 
-void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream,
+void launch_collective(const Plan& plan, DeviceCall call, const Place& place,
                        const std::optional<LaunchShape>& asked) {
   const void* kernel =
       kernel_for(plan.algorithm, plan.verb, kernel_dtype(plan.dtype), plan.inlined);
@@ -140,7 +156,7 @@ void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream,
   call.counted = plan.splits != 0;
   if (call.dtype != plan.dtype)
     for (uint64_t& count : call.counts) count *= 2;
-  launch(kernel, shape.blocks, shape.threads, call, stream);
+  launch(kernel, shape.blocks, shape.threads, call, place);
 }
 
 void launch_partials(DType dtype, PartialsCall call, cudaStream_t stream) {
@@ -151,11 +167,11 @@ void launch_partials(DType dtype, PartialsCall call, cudaStream_t stream) {
       call.numel * (call.widened ? sizeof(float) : dtype_size(kernel_dtype(dtype)));
   const uint64_t blocks = detail::div_up(row_bytes, kMaxBlockThreads * kPackBytes);
   launch(partials_kernel(dtype), int(std::min(blocks, kMostBlocks)), kMaxBlockThreads, call,
-         stream);
+         {stream, false});
 }
 
 void launch_transfers(const std::vector<PairTransfer>& transfers, const DeviceCall& call,
-                      int most_channels, cudaStream_t stream) {
+                      int most_channels, const Place& place) {
   if (transfers.empty() || transfers.size() > kMaxPairs)
     throw Failure(ErrorKind::usage, "a batch has 1 to " + std::to_string(kMaxPairs) +
                                         " sends and receives, not " +
@@ -179,7 +195,7 @@ void launch_transfers(const std::vector<PairTransfer>& transfers, const DeviceCa
     part.peer = transfer.peer;
     part.verb = transfer.sends ? Verb::send : Verb::recv;
   }
-  launch(transfer_kernel(), int(transfers.size()) * kPairChannels, kMaxBlockThreads, pairs, stream);
+  launch(transfer_kernel(), int(transfers.size()) * kPairChannels, kMaxBlockThreads, pairs, place);
 }
 
 std::array<uint32_t, kMaxGpuWorld> run_probe(Probe step, const Regions& regions,
@@ -197,7 +213,7 @@ std::array<uint32_t, kMaxGpuWorld> run_probe(Probe step, const Regions& regions,
   call.seen = static_cast<uint32_t*>(answer);
   try {
     check_cuda(cudaMemset(answer, 0, sizeof seen), "clearing a probe's answer");
-    launch(probe_kernel(step), 1, kMaxGpuWorld, call, nullptr);
+    launch(probe_kernel(step), 1, kMaxGpuWorld, call, {nullptr, false});
     check_cuda(cudaMemcpy(seen.data(), answer, sizeof seen, cudaMemcpyDeviceToHost),
                "trying out the peers' regions");
   } catch (...) {
@@ -210,7 +226,8 @@ std::array<uint32_t, kMaxGpuWorld> run_probe(Probe step, const Regions& regions,
 
 void launch_gauge(Gauge step, GaugeCall call, int blocks, cudaStream_t stream) {
   const bool copies = step == Gauge::put || step == Gauge::get;
-  launch(gauge_kernel(step), copies ? blocks : 1, copies ? kMaxBlockThreads : 1, call, stream);
+  launch(gauge_kernel(step), copies ? blocks : 1, copies ? kMaxBlockThreads : 1, call,
+         {stream, false});
 }
 
 }  // namespace fastcoll

@@ -22,13 +22,24 @@ namespace fastcoll {
 // blocks of the largest kernel can be resident at once.
 int load_kernels(int device);
 
+// Whether kernels on the current device can start before the one before them in their stream is
+// over. Code for an older architecture may run there, and does not wait for its stream by itself.
+bool can_start_early();
+
+// Where a kernel starts. early: before the stream's last kernel is over, as soon as that one allows
+// it. Kernels of plans and transfers wait for it themselves.
+struct Place {
+  cudaStream_t stream;
+  bool early;
+};
+
 // The shape with which the kernel of a plan is launched.
 LaunchShape shape_of(const Plan& plan, int world_size);
 
 // Start the kernel of a plan on the current device. `call` has all fields but those that follow
 // from the plan. shape: another one than shape_of's, the same on all ranks; for measurements.
 // Throws UnsupportedError if there is no such kernel, UsageError if the shape does not fit.
-void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream,
+void launch_collective(const Plan& plan, DeviceCall call, const Place& place,
                        const std::optional<LaunchShape>& shape = std::nullopt);
 
 // One send or receive of this rank.
@@ -45,7 +56,7 @@ struct PairTransfer {
 // Start them as one kernel: each pair and direction at most once. most_channels: thread blocks of
 // each, the same on all ranks.
 void launch_transfers(const std::vector<PairTransfer>& transfers, const DeviceCall& call,
-                      int most_channels, cudaStream_t stream);
+                      int most_channels, const Place& place);
 
 // Start adding rows of this rank's memory, on the current device.
 void launch_partials(DType dtype, PartialsCall call, cudaStream_t stream);

@@ -52,9 +52,9 @@ LaunchOrder::Last LaunchOrder::enter(cudaStream_t stream) {
   const Last& last = capture == 0 ? eager_ : captured_;
   unsigned long long stream_id = 0;
   check_cuda(cudaStreamGetId(stream, &stream_id), "asking for the stream's number");
-  if (last.used && last.capture == capture && last.stream_id != stream_id)
-    check_cuda(cudaStreamWaitEvent(stream, last.event, 0), "waiting for an event");
-  return {stream_id, capture, true, last.event};
+  const bool waits = last.used && last.capture == capture && last.stream_id != stream_id;
+  if (waits) check_cuda(cudaStreamWaitEvent(stream, last.event, 0), "waiting for an event");
+  return {stream_id, capture, true, last.event, waits};
 }
 
 void LaunchOrder::leave(const Last& launched, cudaStream_t stream) {

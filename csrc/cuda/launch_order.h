@@ -26,6 +26,7 @@ class LaunchOrder {
     unsigned long long capture = 0;  // the capture's number; 0: none
     bool used = false;
     cudaEvent_t event = nullptr;
+    bool waits = false;  // the stream, for the launch before it in another one
   };
   // Hold it from `enter` to `leave`; a launch into a full queue takes long.
   std::mutex& mutex() { return mutex_; }

@@ -9,6 +9,9 @@
 // exchange in the rank's own memory detects that, in the time that reading the state takes anyway.
 // Its price is one synchronisation of the block: no thread may touch shared memory before all know
 // the turn.
+//
+// A kernel may start before its stream's earlier work is over, and waits for that first. It lets
+// the next one start when it waits for no peer any more (kernels/README.md, "Early starts").
 #pragma once
 
 #include "cuda/call.h"
@@ -36,6 +39,10 @@ struct Protocol {
   static FASTCOLL_DEVICE bool reached(uint64_t seen, uint64_t target) {
     return int64_t(seen - target) >= 0;
   }
+  // Each thread of each kernel does this first.
+  static FASTCOLL_DEVICE void begin_kernel() { await_stream(); }
+  // The block waits for no peer any more.
+  static FASTCOLL_DEVICE void end_waits() { let_next_start(); }
   // A kernel of this rank that is in a call of the channel holds its turn.
   static FASTCOLL_DEVICE uint64_t take(uint64_t* turn) {
     return exchange(turn, ChannelState::kTaken);
@@ -93,6 +100,7 @@ class Channel {
         count_(num_blocks()),
         tile_bytes_(call.tile_bytes),
         plan_hash_(call.plan_hash) {
+    P::begin_kernel();
     const size_t channel = offsetof(GpuPad, channels) + idx_ * sizeof(GpuChannel);
     inbox_ = channel + offsetof(GpuChannel, from);
     stride_ = sizeof(GpuWords);
@@ -111,6 +119,7 @@ class Channel {
         count_(part.channels),
         tile_bytes_(part.tile_bytes),
         plan_hash_(part.plan_hash) {
+    P::begin_kernel();
     const size_t sends = offsetof(GpuPad, send), receives = offsetof(GpuPad, receive);
     const bool is_send = part.verb == Verb::send;
     const auto channel = [&](size_t array, int rank) {
@@ -326,7 +335,9 @@ class Channel {
     }
   }
 
+  // The block was synchronised after its last wait.
   FASTCOLL_DEVICE void end() {
+    P::end_waits();
     sync_block();  // no thread still writes or reads for this call
     if (thread_idx() != 0) return;
     ChannelState* kept = at<ChannelState>(call_.rank, state_offset_);

@@ -182,7 +182,7 @@ template <class P>
 FASTCOLL_KERNEL send_recv(FASTCOLL_ARGUMENT(PairCall) call) {
   const PairPart& part = call.parts[block_idx() / uint32_t{kPairChannels}];
   const uint32_t idx = block_idx() % uint32_t{kPairChannels};
-  if (idx >= part.channels) return;
+  if (idx >= part.channels) return P::begin_kernel();  // whoever awaits it awaits the stream
   Channel<P> channel(call.common, part, idx);
   const bool sends = part.verb == Verb::send;
   const uint64_t num_bytes = part.numel * part.elem_bytes;

@@ -75,7 +75,14 @@ class Probe:
 
 class Group:
     def __init__(
-        self, device: int, rank: int, regions: list[int], num_channels: int, shares: bool = False
+        self,
+        device: int,
+        rank: int,
+        regions: list[int],
+        num_channels: int,
+        shares: bool = False,
+        *,
+        starts_early: bool = True,
     ) -> None: ...
     def probe(self, step: Probe, token: int) -> list[int]: ...
     def use_multicast(self, ptr: int) -> None: ...

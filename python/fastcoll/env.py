@@ -166,6 +166,13 @@ GPU_MULTICAST = Variable(
     "rank's never is everybody's",
     _one_of("auto", "never"),
 )
+GPU_EARLY_START = Variable(
+    "FASTCOLL_GPU_EARLY_START",
+    "auto",
+    "kernels start before the one before them in their stream is over, and wait for its end "
+    "themselves: auto from Hopper on, or never; ranks may differ",
+    _one_of("auto", "never"),
+)
 OPENMP_WAITS = Variable(
     "FASTCOLL_OPENMP_WAITS",
     "short",

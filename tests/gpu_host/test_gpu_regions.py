@@ -52,6 +52,15 @@ def test_where_no_route_works_every_rank_says_why(driver: Driver) -> None:
             assert "ipc: rank 2: ipc_open refused" in str(error)
 
 
+@pytest.mark.parametrize(("wish", "starts_early"), [("auto", True), ("never", False)])
+def test_kernels_start_early_unless_they_must_not(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, wish: str, starts_early: bool
+) -> None:
+    monkeypatch.setenv("FASTCOLL_GPU_EARLY_START", wish)
+    with mapped([0, 1], THREE[:2]):
+        assert driver.early_starts == [starts_early] * 2
+
+
 def test_exported_memory_is_freed_only_when_the_peers_have_left(driver: Driver) -> None:
     driver.refused = {("vmm_create", 0)}
     links = Links(2)

@@ -328,9 +328,10 @@ int load_kernels(int) {
   use();
   return kCapacity;
 }
+bool can_start_early() { return true; }
 bool has_kernel(Algorithm, Verb, DType, bool) { return true; }
 LaunchShape shape_of(const Plan&, int) { return {1, kMaxBlockThreads, uint32_t{kPackBytes}}; }
-void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream,
+void launch_collective(const Plan& plan, DeviceCall call, const Place& place,
                        const std::optional<LaunchShape>&) {
   use();
   launched = {uint64_t(plan.verb),
@@ -341,7 +342,7 @@ void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream,
               uint64_t(plan.root),
               reinterpret_cast<uint64_t>(call.input),
               reinterpret_cast<uint64_t>(call.output),
-              reinterpret_cast<uint64_t>(stream),
+              reinterpret_cast<uint64_t>(place.stream),
               call.limit_ns,
               reinterpret_cast<uint64_t>(call.host)};
   if (refuses) throw Failure(ErrorKind::driver, "refused by the fake");
@@ -354,7 +355,7 @@ void launch_collective(const Plan& plan, DeviceCall call, cudaStream_t stream,
 // The one kernel that does something: its sends, then its receives. A message lies where a real one
 // is staged, and its number is in the words of its pair.
 void launch_transfers(const std::vector<PairTransfer>& transfers, const DeviceCall& call, int,
-                      cudaStream_t) {
+                      const Place&) {
   use();
   const GpuLayout& layout = call.layout;
   const auto pad = [&](int rank) { return reinterpret_cast<GpuPad*>(call.regions[rank]); };

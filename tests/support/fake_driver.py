@@ -48,6 +48,7 @@ class Driver:
         self.objects: dict[int, Object] = {}  # by their descriptors
         self.reserved: dict[int, int] = {}  # address -> bytes
         self.route = ""
+        self.early_starts: list[bool] = []  # of each group
         self.peer_access: set[tuple[int, int]] = set()
 
     def _map(self, function: str, device: int, memory: dict[Any, int], at: int = 0) -> int:
@@ -131,8 +132,16 @@ class Driver:
         return 4096
 
     def Group(  # noqa: N802
-        self, device: int, rank: int, regions: list[int], num_channels: int, shares: bool = False
+        self,
+        device: int,
+        rank: int,
+        regions: list[int],
+        num_channels: int,
+        shares: bool = False,
+        *,
+        starts_early: bool = True,
     ) -> "Group":
+        self.early_starts.append(starts_early)
         return Group(self, device, rank, regions)
 
 

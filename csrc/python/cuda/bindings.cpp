@@ -210,14 +210,15 @@ void bind_group(py::module_& module) {
       .value("stored", Probe::stored);
   py::class_<DeviceGroup>(module, "Group", py::release_gil_before_calling_cpp_dtor())
       .def(py::init([](int device, int rank, const std::vector<uintptr_t>& regions,
-                       int num_channels, bool shares) {
+                       int num_channels, bool shares, bool starts_early) {
              const DeviceGroupOptions options{
-                 device, rank, int(regions.size()), to_regions(regions), num_channels, shares};
+                 device,       rank,   int(regions.size()), to_regions(regions),
+                 num_channels, shares, starts_early};
              const GilAway release;  // not of the registration that follows
              return std::make_unique<DeviceGroup>(options);
            }),
            py::arg("device"), py::arg("rank"), py::arg("regions"), py::arg("num_channels"),
-           py::arg("shares") = false)
+           py::arg("shares") = false, py::kw_only(), py::arg("starts_early") = true)
       .def(
           "probe",
           [](DeviceGroup& group, Probe step, uint64_t token) {

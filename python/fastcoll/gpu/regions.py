@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from fastcoll import env
 from fastcoll.errors import FastcollError, UnsupportedError
 from fastcoll.gpu.link import Facts, Link, problem_of, problems, try_together
 from fastcoll.gpu.multicast import join_multicast
@@ -314,9 +315,10 @@ def _try(regions: Regions, terms: Terms, link: Link) -> tuple[_cuda.Group | None
     group: _cuda.Group | None = None
     if not problem:
         try:
-            channels = terms.num_channels
-            device = regions.device
-            group = _cuda.Group(device, link.rank, regions.ptrs, channels, terms.shares)
+            group = _cuda.Group(
+                *(regions.device, link.rank, regions.ptrs, terms.num_channels, terms.shares),
+                starts_early=env.GPU_EARLY_START.get() == "auto",
+            )
         except FastcollError as error:
             problem = str(error)
     token = int(offers[0]["key"], 16)

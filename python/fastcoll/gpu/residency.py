@@ -21,6 +21,10 @@ of it. The whole set is free for it, and it is resident. It waits for launches a
 induction every kernel ends once all ranks have launched it. Kernels that wait for no rank end by
 themselves. tests/gpu_host/test_gpu_residency.py explores this rule, and each rule with a part less.
 
+A kernel may start once the one before it in its stream waits for no rank any more: see "Early
+starts" in kernels/README.md. That one ends by itself. So blocks are taken twice for a moment only,
+and the proof holds.
+
 In another order on another rank two kernels may wait for each other, up to their limit. In a
 captured graph the rule orders the calls of the capture. Replays and eager calls are ordered by the
 streams in which the program starts them.

@@ -102,15 +102,21 @@ OnDevice::~OnDevice() = default;
 HostWords* borrow_host_words() { return new (&lent) HostWords{}; }
 void return_host_words(HostWords*) { ++num_returned; }
 std::optional<LaunchShape> launched_shape;
-void launch_collective(const Plan&, DeviceCall, cudaStream_t,
+bool can_start_early() { return true; }
+bool starts_early;  // the kernel that was launched last
+void launch_collective(const Plan&, DeviceCall, const Place& place,
                        const std::optional<LaunchShape>& shape) {
+  starts_early = place.early;
   launched_shape = shape;
   is_waiting = true;
   until(go_on, "what must not wait waits for a launch into a full queue");
 }
 GaugeCall launched_gauge{};
 void launch_gauge(Gauge, GaugeCall call, int, cudaStream_t) { launched_gauge = call; }
-void launch_transfers(const std::vector<PairTransfer>&, const DeviceCall&, int, cudaStream_t) {}
+void launch_transfers(const std::vector<PairTransfer>&, const DeviceCall&, int,
+                      const Place& place) {
+  starts_early = place.early;
+}
 std::array<uint32_t, kMaxGpuWorld> run_probe(Probe, const Regions&, std::byte*, int, int,
                                              uint64_t) {
   return {};
@@ -131,12 +137,13 @@ std::byte* const kHeaps[] = {reinterpret_cast<std::byte*>(size_t{3} << 40),
 constexpr uint64_t kHeapBytes = uint64_t{3} << 30;
 constexpr int kChannels = 8;
 
-std::unique_ptr<DeviceGroup> make(bool shares = false) {
+std::unique_ptr<DeviceGroup> make(bool shares = false, bool starts_early = true) {
   DeviceGroupOptions options;
   options.world_size = 2;
   std::copy(std::begin(kRegions), std::end(kRegions), options.regions.begin());
   options.num_channels = kChannels;
   options.shares = shares;
+  options.starts_early = starts_early;
   auto group = std::make_unique<DeviceGroup>(options);
   Regions heaps{};
   std::copy(std::begin(kHeaps), std::end(kHeaps), heaps.begin());
@@ -272,6 +279,25 @@ void kernels_that_share_blocks_follow_each_other() {
   }
 }
 
+// The launch before it in its stream is then not all that it has to wait for.
+void a_kernel_behind_an_event_starts_late() {
+  const auto stream = [](uintptr_t number) { return reinterpret_cast<cudaStream_t>(number); };
+  for (const bool may : {true, false}) {
+    auto group = make(false, may);
+    const auto launch = [&](uintptr_t number) {
+      group->launch(a_plan(), nullptr, nullptr, stream(number), {1.0});
+      return starts_early;
+    };
+    const auto transfer = [&](uintptr_t number) {
+      group->transfer({}, 1, stream(number), 1.0);
+      return starts_early;
+    };
+    demand(launch(1) == may && launch(1) == may, may ? "a kernel starts late" : "starts early");
+    demand(!launch(2) && !transfer(1), "a kernel behind an event starts early");
+    demand(transfer(1) == may && launch(1) == may, may ? "a transfer starts late" : "starts early");
+  }
+}
+
 void a_plan_for_other_channels_is_refused() {
   auto group = make();
   Plan plan = a_plan();
@@ -301,6 +327,7 @@ int main() {
   a_step_is_measured_between_regions_alone();
   a_launch_has_the_shape_that_was_asked_for();
   kernels_that_share_blocks_follow_each_other();
+  a_kernel_behind_an_event_starts_late();
   a_plan_for_other_channels_is_refused();
   what_may_still_be_written_is_not_lent_again();
   std::printf("all well\n");

@@ -49,8 +49,10 @@ PLANTED = {
         "behind the",
     ),
     "blocks shared without an order": (r"options.shares \?", "false ?", "run beside each other"),
+    "early behind an event": (r"starts_early_ && !launched.waits", "starts_early_", "event starts"),
+    "early against the wish": (r"options.starts_early &&", "", "starts early"),
     "another layout": (r"plan.channels != options_.num_channels", "false", "laid out for"),
-    "shape forgotten": (r"call, stream, options.shape\)", "call, stream, {})", "another shape"),
+    "shape forgotten": (r", options.shape\)", ", {})", "another shape"),
 }
 
 

@@ -56,6 +56,11 @@ class Machine {
   // A planted bug: a reduce_scatter in place puts its result where another rank's part is read.
   static inline bool misplaces_parts = false;
 
+  // Whether kernels start early, as do the program's between them.
+  bool starts_early = true;
+  // The ranks share one device, which has room for a kernel of each.
+  void share_device() { simulator_.limit_blocks(world_ * kChannels); }
+
   // Whether the switch knows the heaps, as it knows the regions.
   bool heap_by_switch = true;
 
@@ -90,18 +95,17 @@ class Machine {
     Buffers& buffers = *buffers_.back();
     place(step, rank, buffers);
     const int queue = rank + stream * world_;
-    simulator_.enqueue(queue, {1, 1, [=, &buffers] { fill(step, rank, buffers); }});
+    simulator_.enqueue(queue, of_program([=, &buffers] { fill(step, rank, buffers); }));
     DeviceCall call = make_call(step, rank, buffers);
     if (lies) lies(call);
-    simulator_.enqueue(queue, {step.blocks, step.threads, [=] { kernel(call); }});
+    simulator_.enqueue(queue, {step.blocks, step.threads, [=] { kernel(call); }, starts_early});
     simulator_.enqueue(
-        queue, {1, 1, [=, this, &buffers] {
-                  const bool failed = __atomic_load_n(&verdict(rank).kind, __ATOMIC_ACQUIRE) != 0;
-                  if (checks == Checks::output || (checks == Checks::unless_failed && !failed))
-                    check(step, rank, buffers);
-                  else if (checks == Checks::nothing)
-                    last_output_[rank] = copy_of(step, rank, buffers);
-                }});
+        queue, of_program([=, this, &buffers] {
+          const bool failed = __atomic_load_n(&verdict(rank).kind, __ATOMIC_ACQUIRE) != 0;
+          if (checks == Checks::output || (checks == Checks::unless_failed && !failed))
+            check(step, rank, buffers);
+          else if (checks == Checks::nothing) last_output_[rank] = copy_of(step, rank, buffers);
+        }));
   }
   // Delays the next job of this stream.
   void delay(int rank, int stream, uint64_t steps) {
@@ -126,16 +130,16 @@ class Machine {
       const int num_parts = int(batch.transfers.size());
       if (num_parts == 0) continue;
       batch.call.common = base_call(step, rank);
-      simulator_.enqueue(rank, {1, 1, [&batch, elem = step.elem_bytes()] {
-                                  for (size_t i = 0; i < batch.transfers.size(); ++i)
-                                    fill_transfer(batch, i, elem);
-                                }});
+      simulator_.enqueue(rank, of_program([&batch, elem = step.elem_bytes()] {
+                           for (size_t i = 0; i < batch.transfers.size(); ++i)
+                             fill_transfer(batch, i, elem);
+                         }));
       simulator_.enqueue(rank, {num_parts * kPairChannels, step.threads,
-                                [&batch] { send_recv<Protocol>(batch.call); }});
-      simulator_.enqueue(rank, {1, 1, [=, this, &batch] {
-                                  for (size_t i = 0; i < batch.transfers.size(); ++i)
-                                    check_transfer(step, rank, batch, i);
-                                }});
+                                [&batch] { send_recv<Protocol>(batch.call); }, starts_early});
+      simulator_.enqueue(rank, of_program([=, this, &batch] {
+                           for (size_t i = 0; i < batch.transfers.size(); ++i)
+                             check_transfer(step, rank, batch, i);
+                         }));
     }
   }
 
@@ -161,6 +165,19 @@ class Machine {
     std::vector<Transfer> transfers;
     std::vector<std::unique_ptr<reference::Array>> arrays;
   };
+
+  // A kernel of the program. It lets the next one start at once, long before its own work is done.
+  Job of_program(std::function<void()> work) const {
+    if (!starts_early) return {1, 1, std::move(work)};
+    return {1, 1,
+            [work = std::move(work)] {
+              let_next_start();
+              await_stream();
+              yield();
+              work();
+            },
+            true};
+  }
 
   void add_transfer(const Step& step, const Transfer& transfer, int rank, Batch& batch) {
     const bool sends = transfer.from == rank;

@@ -15,6 +15,7 @@ _REGISTER_GRAIN = 8  # a thread gets a multiple of so many
 _FUNCTION = re.compile(r"Function : (\S+)")
 _INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?(\S+?)(?: (.*?))?\s*;")
 _PTXAS = re.compile(r"Compiling entry function '(\w+)'[\s\S]*?Used (\d+) registers")
+_TOUCHES = ("LDG", "STG", "LD.", "ST.", "LDS", "STS", "ATOM", "RED", "LDGMC", "MEMBAR")
 _ENDS = ("EXIT", "RET", "BRA", "BAR", "MEMBAR")
 
 
@@ -61,6 +62,21 @@ def copies_of(sass: str) -> dict[str, list[int]]:
             first = int(parts[0].removeprefix("R").split(".")[0])
             loads, loaded = loads + 1, loaded | set(range(first, first + 4))
     return copies
+
+
+def late_waits(sass: str) -> list[str]:
+    """Return the kernels that touch memory before they wait for their stream's earlier work.
+
+    Or that never wait for it. Arguments lie in constant memory, which is there from the start.
+    """
+    waits: set[str] = set()
+    late: dict[str, None] = {}
+    for function, op, _, _ in _instructions(sass):
+        if op.startswith("ACQBULK"):
+            waits.add(function)
+        elif op.startswith(_TOUCHES) and function not in waits:
+            late[kernel_name(function)] = None
+    return list(late)
 
 
 def loads_ahead(sass: str) -> dict[str, int]:

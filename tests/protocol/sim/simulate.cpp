@@ -52,9 +52,12 @@ int run_seeds(Schedule schedule, uint64_t first_seed, uint64_t num_seeds, const 
     Machine machine(world, schedule, random(), ~uint64_t{0});
     if (seed % 4 == 0) machine.start_before_wrap();
     machine.heap_by_switch = seed % 3 != 0;
+    machine.starts_early = seed % 5 != 0;
+    const bool shares = seed % 2 == 0;
+    if (shares) machine.share_device();
     for (int call = 0; call < kCallsPerSeed; ++call) {
       const Step step = draw_step<P>(random, world, only);
-      if (std::is_same_v<P, Protocol> && pick(random, 8) == 0)
+      if (std::is_same_v<P, Protocol> && pick(random, 8) == 0 && !shares)
         machine.enqueue_pairs(step, draw_transfers(random, step));
       for (int rank = 0; rank < world; ++rank) machine.enqueue(step, rank, kernel_of<P>(step));
     }

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.proofs import KERNELS
-from tests.protocol.sim.sass import blocks_per_sm, copies_of, loads_ahead, registers_of
+from tests.protocol.sim.sass import blocks_per_sm, copies_of, late_waits, loads_ahead, registers_of
 from tests.support.programs import run
 
 ROOT = Path(__file__).parents[3]
@@ -48,6 +48,8 @@ LOADS_AT_ONCE = 4  # kPacksAtOnce
 # The kernels of LL packs load their data first: one pack, or one for each of 8 ranks.
 LL_KERNELS = {"one_shot_ll", "move_ll"}
 LOADS_AHEAD = 1 + 8  # kLlRanksAtOnce
+
+FIRST_EARLY_ARCH = 90  # on which a kernel may start before the one before it is over
 
 # The most registers of a thread, by which one of the largest blocks fits; less for light kernels.
 MOST_REGISTERS = 128
@@ -88,6 +90,14 @@ __global__ void planted(std::byte* to, const std::byte* from, uint64_t num_bytes
   for_packs(num_bytes, [&](uint64_t at, uint64_t) {
     store_data<Pack>(to + at, load_data<Pack>(from + at));
   });
+}
+""",
+    # The program may still be writing the data.
+    "unawaited": """
+__global__ void planted(const __grid_constant__ DeviceCall call) {
+  const uint64_t data = load_data<uint64_t>(call.input);
+  await_stream();
+  store_data(call.output, data);
 }
 """,
     # The data is loaded once the call has begun, for each rank before its store.
@@ -293,6 +303,22 @@ def test_small_messages_are_loaded_before_their_call_begins(
         for kernel in LL_KERNELS & ahead.keys():
             assert ahead[kernel] >= LOADS_AHEAD, (kernel, dtype, arch, ahead[kernel])
     assert loads_ahead(sass_of(planted["late"])) == {"planted": 0}
+
+
+def test_kernels_wait_for_their_stream_before_all_else(
+    kernels: dict[tuple[str, int], Compiled],
+    planted: dict[str, Compiled],
+    sass_of: Callable[[Compiled], str],
+) -> None:
+    """Check those that may start early: add_partials is started by no group."""
+    for (_, arch), compiled in kernels.items():
+        sass = sass_of(compiled)
+        if arch < FIRST_EARLY_ARCH:
+            assert "ACQBULK" not in sass
+        else:
+            assert set(late_waits(sass)) <= {"add_partials"}
+            assert "PREEXIT" in sass  # they let the next one start
+    assert late_waits(sass_of(planted["unawaited"])) == ["planted"]
 
 
 def test_registers_leave_room_for_blocks(kernels: dict[tuple[str, int], Compiled]) -> None:

@@ -7,6 +7,7 @@ from tests.protocol.sim.sass import (
     blocks_per_sm,
     copies_of,
     kernel_name,
+    late_waits,
     loads_ahead,
     registers_of,
 )
@@ -74,6 +75,23 @@ TURN = "        /*0120*/              ATOMG.E.EXCH.64.STRONG.GPU PT, R14, desc[U
 def test_loads_before_the_turn_are_counted(body: str, ahead: int) -> None:
     assert loads_ahead(function(body)) == {"move": ahead}
     assert loads_ahead(function(DATA)) == {}
+
+
+WAIT = "        /*0090*/                  ACQBULK ;\n"
+ARGUMENT = "        /*0080*/                  LDC R1, c[0x0][0x28] ;\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "late"),
+    [
+        (ARGUMENT + WAIT + DATA, []),
+        (DATA + WAIT, ["move"]),
+        (WORD + DATA, ["move"]),
+        (TURN + WAIT + DATA, ["move"]),
+    ],
+)
+def test_a_touch_before_the_wait_is_seen(body: str, late: list[str]) -> None:
+    assert late_waits(function(body)) == late
 
 
 def test_registers_are_those_of_kernels() -> None:

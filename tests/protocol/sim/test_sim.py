@@ -93,6 +93,10 @@ CASES = [
     # Negative controls. The first two compute the right numbers all the same: x86 and one thread.
     Case("relaxed_arrive", "uniform", 12, RACE, tsan=True),
     Case("relaxed_wait", "uniform", 12, RACE, tsan=True),
+    Case("unawaited_stream", "uniform", 10, WRONG_OR_STUCK),
+    Case("late_await", "uniform", 20, WRONG_OR_STUCK, only="one_shot all_reduce"),
+    Case("late_await", "uniform", 12, RACE, tsan=True, only="direct all_gather"),
+    Case("early_start", "starving", 30, STUCK),
     Case("no_sync_before_arrive", "uniform", 60, WRONG_OR_STUCK),
     Case("no_sync_before_arrive", "uniform", 12, RACE, tsan=True),
     Case("no_sync_after_wait", "uniform", 60, WRONG_OR_STUCK),

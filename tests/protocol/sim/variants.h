@@ -16,6 +16,7 @@ struct Planted : Protocol {
   static inline bool relaxed_arrive = false, relaxed_wait = false;
   static inline bool syncs_before_arrive = true, syncs_after_wait = true;
   static inline bool equality_wait = false, ignored_turns = false;
+  static inline bool awaits_stream = true, awaits_late = false, lets_early = false;
 
   static void arrive(ArrivePack* pack, ArrivePack value) {
     relaxed_arrive ? store_relaxed(pack, value) : Protocol::arrive(pack, value);
@@ -38,7 +39,12 @@ struct Planted : Protocol {
   static bool reached(uint64_t seen, uint64_t target) {
     return equality_wait ? seen == target : Protocol::reached(seen, target);
   }
+  static void begin_kernel() {
+    if (awaits_stream) Protocol::begin_kernel();
+  }
   static uint64_t take(uint64_t* turn) {
+    if (awaits_late) Protocol::begin_kernel();
+    if (lets_early) Protocol::end_waits();
     const uint64_t seen = Protocol::take(turn);
     if (!ignored_turns || seen != ChannelState::kTaken) return seen;
     const auto* state = reinterpret_cast<const ChannelState*>(
@@ -58,6 +64,11 @@ inline bool plant(const std::string& name) {
     Planted::kParities = 1;
     return true;
   }
+  if (name == "late_await") {  // all but the input is protected
+    Planted::awaits_stream = false;
+    Planted::awaits_late = true;
+    return true;
+  }
   const std::map<std::string, bool*> switches = {
       {"relaxed_arrive", &Planted::relaxed_arrive},
       {"relaxed_wait", &Planted::relaxed_wait},
@@ -66,6 +77,8 @@ inline bool plant(const std::string& name) {
       {"equality_wait", &Planted::equality_wait},
       {"ignored_turns", &Planted::ignored_turns},
       {"old_state", &Planted::kReadsAgain},
+      {"unawaited_stream", &Planted::awaits_stream},
+      {"early_start", &Planted::lets_early},
       {"unchecked_previous", &Planted::kChecksPrevious},
       {"unacknowledged", &Planted::kAcknowledges},
       {"no_exit", &Planted::kExits},
