@@ -40,30 +40,42 @@ FASTCOLL_KERNEL chain(FASTCOLL_CALL call) {
   // 1. Add my input to the left neighbour's sum; the last rank rounds.
   const auto forward = [&](uint32_t k) {
     const Span span = tiles.tile(k);
-    for_packs(span.num_bytes, [&](uint64_t at, uint64_t left) {
-      const Pack own = load_any(call.input + span.start + at, left);
-      Reducer reducer;
-      if (call.rank == 0) {
-        reducer.load(own.words);
-      } else {
-        reducer.load_partial(pipeline.slot(call.rank - 1, k) + at * kPartial);
-        reducer.accumulate(op, own.words);
-      }
-      if (call.rank < last)
-        return reducer.store_partial(pipeline.slot(call.rank, k) + at * kPartial);
-      const Pack result = device::finish_pack(reducer, call);
-      if (last > 0) store_data<Pack>(results(call.rank, k) + at, result);
-      store_clipped(call.output, window, span.start + at, result, left);
-    });
+    const std::byte* partial = call.rank == 0 ? nullptr : pipeline.slot(call.rank - 1, k);
+    std::byte* const to = pipeline.slot(call.rank, k, call.rank < last ? 0 : int(kPartial));
+    add_tile<kDType>(op, call.input + span.start, partial, uint32_t(span.num_bytes),
+                     [&](uint32_t at, const Reducer& reducer, uint32_t left) {
+                       if (call.rank < last) return reducer.store_partial(to + at * kPartial);
+                       const Pack result = device::finish_pack(reducer, call);
+                       if (last > 0) store_data<Pack>(to + at, result);
+                       store_clipped(call.output, window, span.start + at, result, left);
+                     });
   };
   // 2. Hand the result back to the left, and keep my part of it.
   const auto backward = [&](uint32_t k) {
     const Span span = tiles.tile(k);
-    for_packs(span.num_bytes, [&](uint64_t at, uint64_t left) {
-      const Pack result = load_data<Pack>(results(call.rank + 1, k) + at);
-      if (call.rank > 0) store_data<Pack>(results(call.rank, k) + at, result);
-      store_clipped(call.output, window, span.start + at, result, left);
-    });
+    std::byte* const to = call.rank > 0 ? results(call.rank, k) : nullptr;
+    // Offsets of the window in the tile; packs before and behind it are handed on alone.
+    const auto is_inside = [&](uint64_t at) {
+      return span.start + at >= window.start &&
+             span.start + at + kPackBytes <= window.start + window.num_bytes;
+    };
+    const auto is_outside = [&](uint64_t at) {
+      return span.start + at + kPackBytes <= window.start ||
+             span.start + at >= window.start + window.num_bytes;
+    };
+    std::byte* const output = call.output + span.start - window.start;
+    const bool aligned = is_aligned(output, kPackBytes);
+    take_packs(
+        results(call.rank + 1, k), uint32_t(span.num_bytes),
+        [&](uint32_t at, uint32_t) { return (aligned && is_inside(at)) || is_outside(at); },
+        [&](uint32_t at, const Pack& result) {
+          if (to != nullptr) store_data<Pack>(to + at, result);
+          if (is_inside(at)) store_data<Pack>(output + at, result);
+        },
+        [&](uint32_t at, const Pack& result, uint32_t left) {
+          if (to != nullptr) store_data<Pack>(to + at, result);
+          store_clipped(call.output, window, span.start + at, result, left);
+        });
   };
   // Each rank has its own turns among the steps of a segment.
   const bool ok = pipeline.run([&](uint32_t step, uint32_t k) {

@@ -180,6 +180,38 @@ FASTCOLL_DEVICE void copy_tiles(int num_tiles, uint32_t most_bytes, CopyOf copy_
   }
 }
 
+// Takes the packs of a tile out of scratch, by all threads of the block. Where is_plain(at, left)
+// holds, plain(at, pack) stores a pack by single instructions; elsewhere any(at, pack, left) does.
+template <class IsPlain, class Plain, class Any>
+FASTCOLL_DEVICE void take_packs(const std::byte* from, uint32_t num_bytes, IsPlain is_plain,
+                                Plain plain, Any any) {
+  const uint32_t stride = num_threads() * kPackBytes;
+  for (uint32_t at = thread_idx() * kPackBytes; at < num_bytes; at += kPacksAtOnce * stride) {
+    bool exists[kPacksAtOnce], all_plain = true;
+    FASTCOLL_UNROLL
+    for (int i = 0; i < kPacksAtOnce; ++i) {
+      const uint32_t place = at + uint32_t(i) * stride;
+      exists[i] = place < num_bytes;
+      all_plain = all_plain && (!exists[i] || is_plain(place, num_bytes - place));
+    }
+    if (all_plain) {
+      Pack packs[kPacksAtOnce];
+      FASTCOLL_UNROLL
+      for (int i = 0; i < kPacksAtOnce; ++i)
+        if (exists[i]) packs[i] = load_data<Pack>(from + at + uint32_t(i) * stride);
+      FASTCOLL_UNROLL
+      for (int i = 0; i < kPacksAtOnce; ++i)
+        if (exists[i]) plain(at + uint32_t(i) * stride, packs[i]);
+      continue;
+    }
+    FASTCOLL_NO_UNROLL
+    for (int i = 0; i < kPacksAtOnce; ++i) {
+      const uint32_t place = at + uint32_t(i) * stride;
+      if (place < num_bytes) any(place, load_data<Pack>(from + place), num_bytes - place);
+    }
+  }
+}
+
 FASTCOLL_DEVICE void copy_tile(std::byte* to, const std::byte* from, uint64_t num_bytes) {
   copy_tiles(1, uint32_t(num_bytes), [&](int) { return TileCopy{to, from, num_bytes}; });
 }

@@ -71,6 +71,51 @@ FASTCOLL_DEVICE void reduce_tile(const DeviceCall& call, uint64_t num_bytes, boo
   });
 }
 
+// Adds a tile of this rank's own to the accumulators that a neighbour has handed on; `partial` is
+// nullptr if there are none yet. The sums go to sink(offset_bytes, reducer, bytes_left). Several
+// packs are under way at once: as many as a thread has registers for.
+template <DType kDType, class Sink>
+FASTCOLL_DEVICE void add_tile(Op op, const std::byte* own, const std::byte* partial,
+                              uint32_t num_bytes, Sink sink) {
+  using Reducer = device::Reducer<kDType, 4>;
+  constexpr uint32_t kPartial = Reducer::kPartialPacks;
+  constexpr uint32_t kAtOnce = dtype_size(kDType) == 1 ? 1 : kPacksAtOnce / kPartial;
+  const uint32_t stride = num_threads() * uint32_t{kPackBytes};
+  const auto sum = [&](uint32_t at, const Pack& pack) {
+    Reducer reducer;
+    if (partial == nullptr) {
+      reducer.load(pack.words);
+    } else {
+      reducer.load_partial(partial + at * kPartial);
+      reducer.accumulate(op, pack.words);
+    }
+    return reducer;
+  };
+  const bool whole = is_aligned(own, kPackBytes) && num_bytes % kPackBytes == 0;
+  for (uint32_t at = thread_idx() * uint32_t{kPackBytes}; at < num_bytes; at += kAtOnce * stride) {
+    if (whole && kAtOnce > 1) {
+      Pack packs[kAtOnce];
+      Reducer reducers[kAtOnce];
+      FASTCOLL_UNROLL
+      for (uint32_t i = 0; i < kAtOnce; ++i)
+        if (at + i * stride < num_bytes) packs[i] = load_data<Pack>(own + at + i * stride);
+      FASTCOLL_UNROLL
+      for (uint32_t i = 0; i < kAtOnce; ++i)
+        if (at + i * stride < num_bytes) reducers[i] = sum(at + i * stride, packs[i]);
+      FASTCOLL_UNROLL
+      for (uint32_t i = 0; i < kAtOnce; ++i)
+        if (at + i * stride < num_bytes)
+          sink(at + i * stride, reducers[i], num_bytes - at - i * stride);
+      continue;
+    }
+    FASTCOLL_NO_UNROLL
+    for (uint32_t i = 0; i < kAtOnce && at + i * stride < num_bytes; ++i) {
+      const uint32_t place = at + i * stride, left = num_bytes - place;
+      sink(place, sum(place, load_any(own + place, left)), left);
+    }
+  }
+}
+
 // The output of a call that failed: NaN, where the type has one. Each channel fills its part.
 template <class P>
 FASTCOLL_DEVICE void fill_nan(const Channel<P>& channel, DType dtype, std::byte* output,

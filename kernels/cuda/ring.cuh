@@ -46,29 +46,33 @@ FASTCOLL_KERNEL ring(FASTCOLL_CALL call) {
     const int chunk = (call.rank + 2 * world - 1 - int(step)) % world;
     const Span span = scatters ? tiles.tile(k) : tiles.tile(k, chunk);
     const std::byte* input = call.input + (scatters ? uint64_t(chunk) * num_bytes : 0) + span.start;
-    for_packs(span.num_bytes, [&](uint64_t at, uint64_t left_bytes) {
-      const Pack own = load_any(input + at, left_bytes);
-      Reducer reducer;
-      if (step == 0) {
-        reducer.load(own.words);
-      } else {
-        reducer.load_partial(area(left, k, step - 1) + at * kPartial);
-        reducer.accumulate(op, own.words);
-      }
-      if (step < whole) return reducer.store_partial(area(call.rank, k, step) + at * kPartial);
-      const Pack result = device::finish_pack(reducer, call);
-      if (!scatters && world > 1) store_data<Pack>(area(call.rank, k, step) + at, result);
-      store_any(call.output + span.start + at, result, left_bytes);
-    });
+    const std::byte* partial = step == 0 ? nullptr : area(left, k, step - 1);
+    std::byte* const to = area(call.rank, k, step);
+    add_tile<kDType>(op, input, partial, uint32_t(span.num_bytes),
+                     [&](uint32_t at, const Reducer& reducer, uint32_t left_bytes) {
+                       if (step < whole) return reducer.store_partial(to + at * kPartial);
+                       const Pack result = device::finish_pack(reducer, call);
+                       if (!scatters && world > 1) store_data<Pack>(to + at, result);
+                       store_any(call.output + span.start + at, result, left_bytes);
+                     });
   };
   const auto pass_on = [&](uint32_t step, uint32_t k) {
     const int chunk = (call.rank + world + int(whole) - int(step)) % world;
     const Span span = tiles.tile(k, chunk);
-    for_packs(span.num_bytes, [&](uint64_t at, uint64_t left_bytes) {
-      const Pack result = load_data<Pack>(area(left, k, step - 1) + at);
-      if (step < 2 * whole) store_data<Pack>(area(call.rank, k, step) + at, result);
-      store_any(call.output + span.start + at, result, left_bytes);
-    });
+    std::byte* const output = call.output + span.start;
+    std::byte* const to = step < 2 * whole ? area(call.rank, k, step) : nullptr;
+    const bool aligned = is_aligned(output, kPackBytes);
+    take_packs(
+        area(left, k, step - 1), uint32_t(span.num_bytes),
+        [&](uint32_t, uint32_t left_bytes) { return aligned && left_bytes >= kPackBytes; },
+        [&](uint32_t at, const Pack& result) {
+          if (to != nullptr) store_data<Pack>(to + at, result);
+          store_data<Pack>(output + at, result);
+        },
+        [&](uint32_t at, const Pack& result, uint32_t left_bytes) {
+          if (to != nullptr) store_data<Pack>(to + at, result);
+          store_any(output + at, result, left_bytes);
+        });
   };
   const bool ok = pipeline.run([&](uint32_t step, uint32_t k) {
     if (step <= whole) reduce(step, k);

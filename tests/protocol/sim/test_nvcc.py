@@ -41,8 +41,9 @@ template KernelFn moving_kernel<Protocol>(Verb, bool);
 template __global__ void send_recv<Protocol>(const __grid_constant__ PairCall);
 """
 
-# The copies of a kernel: from its input to scratch, and out of it.
+# The copies of a kernel: from its input to scratch, and out of it; of results that it passes on.
 COPIES = {"move": 2, "send_recv": 2, "one_shot": 1, "two_shot": 2, "multimem": 2}
+COPIES |= {"ring": 1, "chain": 1}
 LOADS_AT_ONCE = 4  # kPacksAtOnce
 
 # The kernels of LL packs load their data first: one pack, or one for each of 8 ranks.
