@@ -220,6 +220,58 @@ FASTCOLL_DEVICE void multimem_store(const Call& call, size_t offset_bytes, const
                : "memory");
 #endif
 }
+
+// Of integers the switch reduces one at a time, of 4 or 8 bytes: PTX has no vectors of them. Word
+// is the unsigned type of that size. The offset must be a multiple of it.
+#ifdef FASTCOLL_MULTIMEM_SUM
+#define FASTCOLL_MULTIMEM_WORD(op, bits, code)                               \
+  asm volatile("multimem.ld_reduce.relaxed.sys.global." op bits " %0, [%1];" \
+               : code(word)                                                  \
+               : "l"(from)                                                   \
+               : "memory")
+// Signs matter to MIN and MAX alone.
+#define FASTCOLL_MULTIMEM_WORDS(bits, sign, code)                                \
+  if constexpr (kOp == Op::sum) FASTCOLL_MULTIMEM_WORD("add.u", bits, code);     \
+  if constexpr (kOp == Op::min) FASTCOLL_MULTIMEM_WORD("min." sign, bits, code); \
+  if constexpr (kOp == Op::max) FASTCOLL_MULTIMEM_WORD("max." sign, bits, code); \
+  if constexpr (kOp == Op::band) FASTCOLL_MULTIMEM_WORD("and.b", bits, code);    \
+  if constexpr (kOp == Op::bor) FASTCOLL_MULTIMEM_WORD("or.b", bits, code);      \
+  if constexpr (kOp == Op::bxor) FASTCOLL_MULTIMEM_WORD("xor.b", bits, code)
+#endif
+template <Op kOp, DType kDType, class Word>
+FASTCOLL_DEVICE Word multimem_word(const SwitchMemory& memory, size_t offset_bytes) {
+  static_assert(sizeof(Word) == dtype_size(kDType));
+  Word word{};
+#ifdef FASTCOLL_MULTIMEM_SUM
+  const std::byte* from = memory.multicast + offset_bytes;
+  if constexpr (kDType == DType::int32) {
+    FASTCOLL_MULTIMEM_WORDS("32", "s", "=r");
+  }
+  if constexpr (kDType == DType::uint32) {
+    FASTCOLL_MULTIMEM_WORDS("32", "u", "=r");
+  }
+  if constexpr (kDType == DType::int64) {
+    FASTCOLL_MULTIMEM_WORDS("64", "s", "=l");
+  }
+  if constexpr (kDType == DType::uint64) {
+    FASTCOLL_MULTIMEM_WORDS("64", "u", "=l");
+  }
+#endif
+  return word;
+}
+
+template <class Word>
+FASTCOLL_DEVICE void multimem_store_word(const SwitchMemory& memory, size_t offset_bytes,
+                                         Word word) {
+#ifdef FASTCOLL_MULTIMEM_SUM
+  std::byte* to = memory.multicast + offset_bytes;
+  if constexpr (sizeof(Word) == 4)
+    asm volatile("multimem.st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+  else asm volatile("multimem.st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+#endif
+}
+#undef FASTCOLL_MULTIMEM_WORDS
+#undef FASTCOLL_MULTIMEM_WORD
 #undef FASTCOLL_MULTIMEM_SUM
 
 // A region's address and the switch's address name the same bytes. The memory model promises that

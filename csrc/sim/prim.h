@@ -131,8 +131,8 @@ inline float widen_fp16(uint16_t code) { return Fp16::widen(code); }
 inline uint16_t narrow_fp16(float value) { return uint16_t(Fp16::narrow(value)); }
 
 // The switch, which here sums in the order of ranks. Like a GPU it takes whole packs only.
-inline void check_pack_offset(size_t offset_bytes) {
-  if (offset_bytes % kPackBytes == 0) return;
+inline void check_pack_offset(size_t offset_bytes, size_t grain_bytes = kPackBytes) {
+  if (offset_bytes % grain_bytes == 0) return;
   std::fprintf(stderr, "WRONG: the switch was given the offset %zu\n", offset_bytes);
   std::exit(1);
 }
@@ -163,6 +163,33 @@ void multimem_store(const Call& call, size_t offset_bytes, const Pack& pack) {
   check_pack_offset(offset_bytes);
   for (int rank = 0; rank < call.world_size; ++rank)
     store_data<Pack>(call.regions[rank] + offset_bytes, pack);
+}
+// Integers: the last rank's first, as no order may matter.
+inline bool switch_forgets_signs = false;  // a planted bug: MIN and MAX of bare bits
+template <Op kOp, DType kDType, class Word>
+Word multimem_word(const SwitchMemory& memory, size_t offset_bytes) {
+  static_assert(sizeof(Word) == dtype_size(kDType));
+  check_pack_offset(offset_bytes, sizeof(Word));
+  const auto load = [&](int rank) { return load_data<Word>(memory.regions[rank] + offset_bytes); };
+  constexpr bool kSigned = kDType == DType::int32 || kDType == DType::int64;
+  const Word sign = kSigned && !switch_forgets_signs ? Word{1} << (8 * sizeof(Word) - 1) : Word{0};
+  Word word = load(memory.world_size - 1);
+  for (int rank = memory.world_size - 2; rank >= 0; --rank) {
+    const Word other = load(rank);
+    if (kOp == Op::sum) word += other;
+    if (kOp == Op::min) word = (other ^ sign) < (word ^ sign) ? other : word;
+    if (kOp == Op::max) word = (other ^ sign) > (word ^ sign) ? other : word;
+    if (kOp == Op::band) word &= other;
+    if (kOp == Op::bor) word |= other;
+    if (kOp == Op::bxor) word ^= other;
+  }
+  return word;
+}
+template <class Word>
+void multimem_store_word(const SwitchMemory& memory, size_t offset_bytes, Word word) {
+  check_pack_offset(offset_bytes, sizeof(Word));
+  for (int rank = 0; rank < memory.world_size; ++rank)
+    store_data<Word>(memory.regions[rank] + offset_bytes, word);
 }
 inline void sync_aliases() {}  // no address of its own
 

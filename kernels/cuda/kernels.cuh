@@ -27,7 +27,7 @@ KernelFn reducing_kernel(Algorithm algorithm, Verb verb, bool ll) {
   if (ll) return nullptr;
   if (one || (algorithm == Algorithm::direct && verb == Verb::reduce)) return one_shot<P, kDType>;
   if (verb == Verb::reduce) return nullptr;
-  if constexpr (kDType == DType::float32 || kDType == DType::float16 || kDType == DType::bfloat16) {
+  if constexpr (switch_reduces(kDType)) {
     if (algorithm == Algorithm::multimem) return multimem<P, kDType>;
   }
   if (algorithm == Algorithm::two_shot) return two_shot<P, kDType>;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// multimem: the switch adds (NVLS). Rank r asks the switch for the sum of all ranks' part r, and
+// multimem: the switch reduces (NVLS). Rank r asks the switch for the sum of all ranks' part r, and
 // stores the result into all regions through the switch. It needs sm_90 or later, and a multicast
-// object over the regions. The switch's order of summing is its own, so this is admitted with
-// numerics="fast" only.
+// object over the regions. The switch's order is its own: sums of floats are admitted with
+// numerics="fast" only. Integers have the same bits in any order. MIN and MAX of floats stay with
+// the other algorithms: PTX promises neither NaN nor -0 < +0 there, and has none of float32.
 //
 // One address of the switch's means the same offset in every region, or in every heap. That holds
 // where all ranks stage, or have symmetric tensors at one offset. With any other mix rank r itself
@@ -33,7 +34,69 @@ struct TwoAddresses : P {
   }
 };
 
-// all_reduce and reduce_scatter, SUM and AVG, of float32, float16 and bfloat16.
+// The types that the switch reduces: half a word or more of floats, whole words of integers.
+constexpr bool switch_reduces_integers(DType dtype) {
+  return dtype == DType::int32 || dtype == DType::uint32 || dtype == DType::int64 ||
+         dtype == DType::uint64;
+}
+constexpr bool switch_reduces(DType dtype) {
+  return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16 ||
+         switch_reduces_integers(dtype);
+}
+
+// Elements that a thread asks the switch for before it stores the first of them.
+inline constexpr int kWordsAtOnce = 4;
+
+// The results of a tile of integers, one by one: sink(offset_bytes, word). The elements of
+// neighbouring threads lie side by side, so that a warp's requests do.
+template <DType kDType, class Sink>
+FASTCOLL_DEVICE void reduce_words(const DeviceCall& call, Op op, const SwitchMemory& memory,
+                                  size_t offset_bytes, uint32_t num_bytes, Sink sink) {
+  constexpr uint32_t kWordBytes = uint32_t(dtype_size(kDType));
+  using Word = std::conditional_t<kWordBytes == 4, uint32_t, uint64_t>;
+  const uint32_t stride = num_threads() * kWordBytes;
+  for (uint32_t at = thread_idx() * kWordBytes; at < num_bytes; at += kWordsAtOnce * stride) {
+    Word words[kWordsAtOnce];
+    const auto ask = [&]<Op kOp>() {
+      FASTCOLL_UNROLL
+      for (int i = 0; i < kWordsAtOnce; ++i)
+        if (at + uint32_t(i) * stride < num_bytes)
+          words[i] =
+              multimem_word<kOp, kDType, Word>(memory, offset_bytes + at + uint32_t(i) * stride);
+    };
+    switch (op) {
+      case Op::min:
+        ask.template operator()<Op::min>();
+        break;
+      case Op::max:
+        ask.template operator()<Op::max>();
+        break;
+      case Op::band:
+        ask.template operator()<Op::band>();
+        break;
+      case Op::bor:
+        ask.template operator()<Op::bor>();
+        break;
+      case Op::bxor:
+        ask.template operator()<Op::bxor>();
+        break;
+      default:
+        ask.template operator()<Op::sum>();
+    }
+    FASTCOLL_UNROLL
+    for (int i = 0; i < kWordsAtOnce; ++i) {
+      if (at + uint32_t(i) * stride >= num_bytes) break;
+      device::Reducer<kDType, kWordBytes / 4> reducer;  // for AVG
+      uint32_t halves[2] = {uint32_t(words[i]), uint32_t(uint64_t{words[i]} >> 32)};
+      reducer.load(halves);
+      reducer.finish(halves, call.op == Op::avg ? call.world_size : 0);
+      words[i] = kWordBytes == 4 ? Word(halves[0]) : Word(uint64_t{halves[1]} << 32 | halves[0]);
+      sink(at + uint32_t(i) * stride, words[i]);
+    }
+  }
+}
+
+// all_reduce and reduce_scatter: SUM and AVG of floats, all but PRODUCT of integers.
 template <class P, DType kDType>
 FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
   Channel<TwoAddresses<P>> channel(call);
@@ -123,14 +186,38 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
     const bool by_switch = agree(kInput) && is_common(input_place) && mine % kPackBytes == 0;
     const bool aligned = start(span, call.rank) % kPackBytes == 0;
     const Op op = device::plain_op<kDType>(call.op);
+    if constexpr (switch_reduces_integers(kDType)) {
+      // A rank alone waits for nothing between two steps: its threads keep to their own packs.
+      if (by_switch && call.world_size > 1) {
+        const size_t to = offset(target(call.rank), output_place);
+        reduce_words<kDType>(call, op, common(input_place), mine, uint32_t(span.num_bytes),
+                             [&](uint32_t at, auto word) {
+                               if (!scatters && to_all)
+                                 return multimem_store_word(common(output_place), to + at, word);
+                               const uint64_t bits = word;
+                               const Pack pack{{uint32_t(bits), uint32_t(bits >> 32), 0, 0}};
+                               const auto put = [&](std::byte* place) {
+                                 if (is_aligned(place, sizeof word)) store_data(place, word);
+                                 else store_pieces<uint8_t>(place, pack, sizeof word);
+                               };
+                               if (scatters) return put(call.output + span.start + at);
+                               for (int rank = 0; rank < call.world_size; ++rank)
+                                 put(target(rank) + at);
+                             });
+        return;
+      }
+    }
     for_packs(span.num_bytes, [&](uint64_t at, uint64_t left) {
       // Whole packs: the bytes behind the part may be another rank's, which overwrites them in
       // place.
-      if (!by_switch || left < kPackBytes)
-        return sink(at, reduce_pack<kDType>(call, op, aligned, source, at, left), left);
-      device::Reducer<kDType, 4> reducer;  // for AVG and the canonical NaN
-      reducer.load(multimem_sum<kDType>(common(input_place), mine + at).words);
-      sink(at, device::finish_pack(reducer, call), left);
+      if constexpr (!switch_reduces_integers(kDType)) {
+        if (by_switch && left >= kPackBytes) {
+          device::Reducer<kDType, 4> reducer;  // for AVG and the canonical NaN
+          reducer.load(multimem_sum<kDType>(common(input_place), mine + at).words);
+          return sink(at, device::finish_pack(reducer, call), left);
+        }
+      }
+      sink(at, reduce_pack<kDType>(call, op, aligned, source, at, left), left);
     });
   };
   // 3. All parts, from my own slot.

@@ -162,7 +162,7 @@ GPU_HEAP_MIB = Variable(
 GPU_MULTICAST = Variable(
     "FASTCOLL_GPU_MULTICAST",
     "auto",
-    "sums by the switch between GPUs (multimem): auto where all ranks can have them, or never; one "
+    "reductions by the GPUs' switch (multimem): auto where all ranks can have them, or never; one "
     "rank's never is everybody's",
     _one_of("auto", "never"),
 )

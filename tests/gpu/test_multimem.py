@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums by the switch between the GPUs: one rank on each, in threads and in processes.
+"""Reductions by the switch between the GPUs: one rank on each, in threads and in processes.
 
 Numbers are whole and small, so that no order of adding and no rounding shows: every result is
 compared exactly.
@@ -7,6 +7,7 @@ compared exactly.
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import reduce
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from fastcoll.types import TORCH_DTYPES, DType, Op, ReduceOp
 from tests.support import harness
 from tests.support.gpu import as_gpu_rank
 
-DTYPES = (DType.float32, DType.float16, DType.bfloat16)
+FLOATS = (DType.float32, DType.float16, DType.bfloat16)
+DTYPES = (*FLOATS, DType.int32, DType.uint32, DType.int64)
+INTEGER_OPS = {Op.SUM: torch.add, Op.MAX: torch.maximum, Op.BXOR: torch.bitwise_xor}
 # Elements: none, one, odd, a pack more or less, several segments.
 NUMELS = (0, 1, 7, 1023, 65_537, 200_000)
 KINDS = ("private", "symmetric", "apart", "shifted", "mixed", "in_place")
@@ -85,7 +88,9 @@ def problems(me: GpuRank, tensors: Tensors, call: Call) -> list[str]:
         me.comm.all_reduce(source, op, out=target, **BY_SWITCH)
     me.synchronize()
     me.comm.check()
-    wanted = sum(numbers(num_in, rank, torch.float32) for rank in range(world))
+    exact = torch.float32 if call.dtype in FLOATS else torch.int64
+    combine = INTEGER_OPS.get(call.op, torch.add)
+    wanted = reduce(combine, [numbers(num_in, rank, exact) for rank in range(world)])
     if scatters:
         wanted = wanted[me.rank * call.numel : (me.rank + 1) * call.numel]
     if call.op is Op.AVG:
@@ -101,7 +106,7 @@ def check_all(me: GpuRank, dtype: DType) -> list[str]:
     calls = [
         Call(verb, dtype, op, numel, kind)
         for verb in ("all_reduce", "reduce_scatter")
-        for op in (Op.SUM, Op.AVG)
+        for op in ((Op.SUM, Op.AVG) if dtype in FLOATS else INTEGER_OPS)
         for numel in NUMELS
         for kind in KINDS
     ]

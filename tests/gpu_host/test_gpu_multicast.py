@@ -5,7 +5,7 @@ Over a driver made of dictionaries, and with the CPU in the kernels' place (supp
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -185,18 +185,27 @@ def chosen(**fields: Any) -> Plan:
 
 @pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.name)
 def test_it_is_admitted_where_the_switch_knows_what_to_do(dtype: DType) -> None:
-    # Complex numbers are pairs of floats.
-    knows = dtype in (DType.float32, DType.complex64, DType.float16, DType.bfloat16)
+    # Complex numbers are pairs of floats. PTX has integers of 4 and 8 bytes.
+    floats = (DType.float32, DType.complex64, DType.float16, DType.bfloat16)
+    integers = (DType.int32, DType.uint32, DType.int64, DType.uint64)
     for verb in (Verb.all_reduce, Verb.reduce_scatter):
         for op in supported_ops(dtype):
-            reason = algorithms.multimem.admits(fast_request(verb=verb, dtype=dtype, op=op))
-            assert (reason is None) == (knows and op in (Op.SUM, Op.AVG)), (verb, op, reason)
+            by_floats = dtype in floats and op in (Op.SUM, Op.AVG)
+            by_integers = dtype in integers and op is not Op.PRODUCT
+            for numerics, knows in (("fast", by_floats or by_integers), ("same_bits", by_integers)):
+                asked = request(
+                    numel=1 << 20, verb=verb, dtype=dtype, op=op, numerics=cast(Numerics, numerics)
+                )
+                reason = algorithms.multimem.admits(asked)
+                assert (reason is None) == knows, (verb, op, numerics, reason)
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"op": Op.MAX}, "the switch only adds: it has SUM and AVG, not MAX"),
+        ({"op": Op.MAX}, "the switch's MAX of floats does not keep NaN and -0 < +0"),
+        ({"op": Op.PRODUCT, "dtype": DType.int64}, "the switch does not multiply"),
+        ({"dtype": DType.int16}, "multimem has no GPU kernel for all_reduce of int16"),
         ({"dtype": DType.float64}, "multimem has no GPU kernel for all_reduce of float64"),
         ({"verb": Verb.reduce}, "reduce has the algorithms one_shot and two_shot"),
         ({"verb": Verb.all_gather}, "all_gather only moves data"),
@@ -221,6 +230,10 @@ def test_auto_takes_it_only_where_the_order_may_be_its_own() -> None:
     assert chosen(numerics="same_bits").algorithm is not Algorithm.multimem
     assert chosen(no_multicast=NONE).algorithm is not Algorithm.multimem
     assert chosen(op=Op.MAX).algorithm is not Algorithm.multimem
+    for op in (Op.SUM, Op.AVG, Op.MAX, Op.BXOR):
+        one = chosen(numerics="same_bits", dtype=DType.int64, op=op)
+        assert one.algorithm is Algorithm.multimem
+        assert not one.fast_numerics
     # Between two GPUs it moves more than two_shot does.
     assert chosen(world_size=2).algorithm is not Algorithm.multimem
 

@@ -55,6 +55,14 @@ KernelFn kernel_of(const Step& step) {
     switch (kernel_dtype(step.dtype)) {
       case DType::bfloat16:
         return step.algorithm == Algorithm::multimem ? multimem<P, DType::bfloat16> : nullptr;
+      case DType::int32:
+        return step.algorithm == Algorithm::multimem ? multimem<P, DType::int32> : nullptr;
+      case DType::uint32:
+        return step.algorithm == Algorithm::multimem ? multimem<P, DType::uint32> : nullptr;
+      case DType::int64:
+        return step.algorithm == Algorithm::multimem ? multimem<P, DType::int64> : nullptr;
+      case DType::uint64:
+        return step.algorithm == Algorithm::multimem ? multimem<P, DType::uint64> : nullptr;
       case DType::float64:
         return kernel_of_type<P, DType::float64>(step);
       case DType::float16:
@@ -130,12 +138,16 @@ Step draw_step(Random& random, int world, const std::string& only) {
   step.ll = choice.ll;
   constexpr bool kAllTypes = std::is_same_v<P, Protocol>;
   step.dtype = kAllTypes ? kDTypes[pick(random, std::size(kDTypes))] : DType::float32;
-  constexpr DType kSummed[] = {DType::float32, DType::float16, DType::bfloat16};
-  if (step.algorithm == Algorithm::multimem) step.dtype = kSummed[pick(random, kAllTypes ? 3 : 1)];
-  do step.op = Op(pick(random, kNumOps));
-  while (!op_has_meaning(step.dtype, step.op));
-  // The switch rounds before a division.
+  constexpr DType kBySwitch[] = {DType::float32, DType::float16, DType::bfloat16, DType::int32,
+                                 DType::uint32,  DType::int64,   DType::uint64};
   if (step.algorithm == Algorithm::multimem)
+    step.dtype = kBySwitch[pick(random, kAllTypes ? std::size(kBySwitch) : 1)];
+  const bool counts = dtype_kind(step.dtype) == Kind::integer;
+  do step.op = Op(pick(random, kNumOps));
+  while (!op_has_meaning(step.dtype, step.op) ||
+         (step.algorithm == Algorithm::multimem && step.op == Op::product));
+  // The switch rounds before a division.
+  if (step.algorithm == Algorithm::multimem && !counts)
     step.op = step.dtype == DType::float32 ? Op(pick(random, 2)) : Op::sum;
   step.blocks = 1 + int(pick(random, 2));
   step.threads = 1 + int(pick(random, 6));

@@ -56,10 +56,15 @@ FIRST_EARLY_ARCH = 90  # on which a kernel may start before the one before it is
 MOST_REGISTERS = 128
 MOST_OF_LIGHT = {"barrier": 96, "add_partials": 80}
 
-# The type that the switch can add and that is not among those above.
-SWITCH = """
-template __global__ void multimem<Protocol, DType::bfloat16>(const __grid_constant__ DeviceCall);
+# Types that the switch can reduce and that are not among those above.
+SWITCH_KERNEL = """
+template __global__ void multimem<Protocol, DType::{}>(const __grid_constant__ DeviceCall);
 """
+SWITCH = "".join(SWITCH_KERNEL.format(dtype) for dtype in ("bfloat16", "int32", "uint64"))
+
+# Of integers that may be summed or compared; of bits any will do.
+SWITCH_OPS = ("add.u32", "add.u64", "min.s32", "max.s32", "min.u64", "max.u64")
+SWITCH_OPS += ("and.b32", "or.b32", "xor.b64")
 
 HEADERS = '#include "cuda/kernels.cuh"\n#include "cuda/partials.cuh"\n'
 
@@ -240,6 +245,9 @@ def test_the_switch_is_spoken_to_as_it_understands(
     words = [
         "multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2",
         "multimem.st.relaxed.sys.global.v4.f32",
+        *(f"multimem.ld_reduce.relaxed.sys.global.{op}" for op in SWITCH_OPS),
+        "multimem.st.relaxed.sys.global.u32",
+        "multimem.st.relaxed.sys.global.u64",
         "fence.proxy.alias;",  # before data is published, see kernels/README.md
     ]
     assert all(word in compiled.ptx for word in words)

@@ -60,6 +60,7 @@ CASES = [
     Case("old_state", "uniform", 60, WRONG_OR_STUCK),
     Case("probes", "uniform", 40),
     Case("switch_without_halves", "uniform", 40, WRONG_OR_STUCK),
+    Case("switch_without_signs", "uniform", 5, WRONG_OR_STUCK, only="multimem all_reduce"),
     Case("gauges", "uniform", 40),
     Case("gauges_astray", "uniform", 5, WRONG_OR_STUCK),
     Case("partials", "uniform", 400),

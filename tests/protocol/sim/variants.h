@@ -87,6 +87,7 @@ inline bool plant(const std::string& name) {
       {"unheard_aborts", &Planted::kHearsAborts},
       {"unreported", &Planted::kReports},
       {"switch_without_halves", &switch_forgets_halves},
+      {"switch_without_signs", &switch_forgets_signs},
       {"misplaced_parts", &Machine::misplaces_parts},
   };
   const auto found = switches.find(name);

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""multimem: the switch between the GPUs adds, and stores the sums (NVLink SHARP).
+"""multimem: the switch between the GPUs reduces, and stores the results (NVLink SHARP).
 
-Two synchronisations; (1 + 1/n) S bytes per rank and direction for any number of ranks. The
-switch sums in an order of its own, and rounds before an AVG divides. So it needs
-`numerics="fast"`.
+Two synchronisations; (1 + 1/n) S bytes per rank and direction for any number of ranks. The switch
+reduces in an order of its own, and rounds before an AVG divides. So sums of floats need
+`numerics="fast"`; integers have the same bits in any order. It takes integers one by one, whose
+price has not been measured. Its MIN and MAX of floats promise neither NaN nor -0 < +0.
 """
 
 from functools import partial
 
 from fastcoll.choose.algorithms import shared
 from fastcoll.choose.costs import Costs
-from fastcoll.types import Algorithm, Op, Request, Verb
+from fastcoll.types import FLOAT_DTYPES, Algorithm, Op, Request, Verb, order_matters
 
 name = "multimem"
 
@@ -21,13 +22,15 @@ def admits(request: Request) -> str | None:
         return "multimem is for GPUs"
     if reason := shared.not_plain(request):
         return reason
-    if request.op not in (Op.SUM, Op.AVG):
-        return f"the switch only adds: it has SUM and AVG, not {request.op.name}"
+    if request.op is Op.PRODUCT:
+        return "the switch does not multiply"
+    if request.op in (Op.MIN, Op.MAX) and request.dtype in FLOAT_DTYPES:
+        return f"the switch's {request.op.name} of floats does not keep NaN and -0 < +0"
     if reason := shared.no_kernel(request, Algorithm.multimem):
         return reason
     if request.no_multicast:
         return f"the GPUs' switch can't add here: {request.no_multicast}"
-    if request.numerics != "fast":
+    if request.numerics != "fast" and order_matters(request.dtype, request.op):
         return (
             'the switch adds in an order of its own, which numerics="same_bits" forbids; use '
             'two_shot, or numerics="fast"'
