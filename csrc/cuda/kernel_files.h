@@ -10,6 +10,7 @@ namespace fastcoll {
 template <DType kDType>
 const void* reduction_kernel(Algorithm algorithm, Verb verb, bool ll);
 const void* move_kernel(Verb verb, bool ll);
+const void* switch_move_kernel(Verb verb, bool ll);
 const void* transfer_kernel();
 const void* partials_kernel(DType dtype);
 

@@ -25,6 +25,7 @@ const void* kernel_for(Algorithm algorithm, Verb verb, DType dtype, bool ll) {
   // Meetings of all ranks order the copies of the copy engines; the host starts both.
   if (algorithm == Algorithm::copy_engine && verb == Verb::all_reduce)
     return move_kernel(Verb::barrier, ll);
+  if (algorithm == Algorithm::multimem) return switch_move_kernel(verb, ll);
   return algorithm == Algorithm::direct ? move_kernel(verb, ll) : nullptr;
 }
 

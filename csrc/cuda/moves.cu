@@ -8,6 +8,10 @@ const void* move_kernel(Verb verb, bool ll) {
   return reinterpret_cast<const void*>(moving_kernel<Protocol>(verb, ll));
 }
 
+const void* switch_move_kernel(Verb verb, bool ll) {
+  return reinterpret_cast<const void*>(switch_moving_kernel<Protocol>(verb, ll));
+}
+
 const void* transfer_kernel() { return reinterpret_cast<const void*>(&send_recv<Protocol>); }
 
 }  // namespace fastcoll

@@ -54,4 +54,11 @@ KernelFn moving_kernel(Verb verb, bool ll) {
   }
 }
 
+// Those that the switch carries.
+template <class P>
+KernelFn switch_moving_kernel(Verb verb, bool ll) {
+  const bool has = !ll && (verb == Verb::all_gather || verb == Verb::broadcast);
+  return has ? multimem_move<P> : nullptr;
+}
+
 }  // namespace fastcoll

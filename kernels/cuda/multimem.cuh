@@ -34,6 +34,42 @@ struct TwoAddresses : P {
   }
 };
 
+// The places that the ranks of a call have published, as the switch sees them.
+template <class P>
+class SwitchPlaces {
+ public:
+  static constexpr uint64_t kInput = GpuLocation::both(~0u, 0);
+  static constexpr uint64_t kOutput = GpuLocation::both(0, ~0u);
+
+  FASTCOLL_DEVICE SwitchPlaces(const DeviceCall& call, const Pipeline<TwoAddresses<P>>& pipeline)
+      : call_(call), pipeline_(pipeline) {}
+
+  // Whether all ranks published the same place, as far as `bits` go.
+  FASTCOLL_DEVICE bool agree(uint64_t bits) const {
+    uint64_t differs = 0;
+    for (int rank = 0; rank < call_.world_size; ++rank)
+      differs |= pipeline_.location(rank) ^ pipeline_.location(call_.rank);
+    return (differs & bits) == 0 || !P::kComparesPlaces;
+  }
+  // The memory of all ranks in which a place lies, as the switch knows it.
+  FASTCOLL_DEVICE SwitchMemory common(uint32_t location) const {
+    return location == GpuLocation::kStaged
+               ? SwitchMemory{call_.multicast, call_.regions, call_.world_size}
+               : SwitchMemory{call_.heap_multicast, call_.heaps, call_.world_size};
+  }
+  FASTCOLL_DEVICE bool is_common(uint32_t location) const {
+    return location == GpuLocation::kStaged || call_.heap_multicast != nullptr;
+  }
+  FASTCOLL_DEVICE size_t offset(const std::byte* ptr, uint32_t location) const {
+    const bool staged = location == GpuLocation::kStaged;
+    return size_t(ptr - (staged ? call_.regions : call_.heaps)[call_.rank]);
+  }
+
+ private:
+  const DeviceCall& call_;
+  const Pipeline<TwoAddresses<P>>& pipeline_;
+};
+
 // The types that the switch reduces: half a word or more of floats, whole words of integers.
 constexpr bool switch_reduces_integers(DType dtype) {
   return dtype == DType::int32 || dtype == DType::uint32 || dtype == DType::int64 ||
@@ -125,27 +161,7 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
   const auto start = [&](const Span& span, int part) {
     return span.start + (scatters ? uint64_t(part) * num_bytes : 0);
   };
-  // Whether all ranks published the same place, as far as `bits` go.
-  constexpr uint64_t kInput = GpuLocation::both(~0u, 0), kOutput = GpuLocation::both(0, ~0u);
-  const auto agree = [&](uint64_t bits) {
-    uint64_t differs = 0;
-    for (int rank = 0; rank < call.world_size; ++rank)
-      differs |= pipeline.location(rank) ^ pipeline.location(call.rank);
-    return (differs & bits) == 0 || !P::kComparesPlaces;
-  };
-  // The memory of all ranks in which a place lies, as the switch knows it.
-  const auto common = [&](uint32_t location) {
-    return location == GpuLocation::kStaged
-               ? SwitchMemory{call.multicast, call.regions, call.world_size}
-               : SwitchMemory{call.heap_multicast, call.heaps, call.world_size};
-  };
-  const auto offset = [&](const std::byte* ptr, uint32_t location) {
-    return size_t(
-        ptr - (location == GpuLocation::kStaged ? call.regions[call.rank] : call.heaps[call.rank]));
-  };
-  const auto is_common = [&](uint32_t location) {
-    return location == GpuLocation::kStaged || call.heap_multicast != nullptr;
-  };
+  const SwitchPlaces<P> places(call, pipeline);
   const uint32_t input_place = GpuLocation::input(pipeline.location(call.rank));
   const uint32_t output_place = GpuLocation::output(pipeline.location(call.rank));
 
@@ -173,27 +189,29 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
       return location == GpuLocation::kStaged ? pipeline.slot(rank, k, call.rank)
                                               : pipeline.symmetric(rank, location) + span.start;
     };
-    const bool to_all = agree(kOutput) && is_common(output_place);
+    const bool to_all = places.agree(SwitchPlaces<P>::kOutput) && places.is_common(output_place);
     const auto sink = [&](uint64_t at, const Pack& pack, uint64_t left) {
       if (scatters) return store_any(call.output + span.start + at, pack, left);
       // The bytes behind the end of a tensor are not ours to write.
       if (to_all && left >= kPackBytes)
-        return multimem_store(common(output_place), offset(target(call.rank), output_place) + at,
-                              pack);
+        return multimem_store(places.common(output_place),
+                              places.offset(target(call.rank), output_place) + at, pack);
       for (int rank = 0; rank < call.world_size; ++rank) store_any(target(rank) + at, pack, left);
     };
-    const size_t mine = offset(source(call.rank), input_place);
-    const bool by_switch = agree(kInput) && is_common(input_place) && mine % kPackBytes == 0;
+    const size_t mine = places.offset(source(call.rank), input_place);
+    const bool by_switch = places.agree(SwitchPlaces<P>::kInput) && places.is_common(input_place) &&
+                           mine % kPackBytes == 0;
     const bool aligned = start(span, call.rank) % kPackBytes == 0;
     const Op op = device::plain_op<kDType>(call.op);
     if constexpr (switch_reduces_integers(kDType)) {
       // A rank alone waits for nothing between two steps: its threads keep to their own packs.
       if (by_switch && call.world_size > 1) {
-        const size_t to = offset(target(call.rank), output_place);
-        reduce_words<kDType>(call, op, common(input_place), mine, uint32_t(span.num_bytes),
+        const size_t to = places.offset(target(call.rank), output_place);
+        reduce_words<kDType>(call, op, places.common(input_place), mine, uint32_t(span.num_bytes),
                              [&](uint32_t at, auto word) {
                                if (!scatters && to_all)
-                                 return multimem_store_word(common(output_place), to + at, word);
+                                 return multimem_store_word(places.common(output_place), to + at,
+                                                            word);
                                const uint64_t bits = word;
                                const Pack pack{{uint32_t(bits), uint32_t(bits >> 32), 0, 0}};
                                const auto put = [&](std::byte* place) {
@@ -213,7 +231,7 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
       if constexpr (!switch_reduces_integers(kDType)) {
         if (by_switch && left >= kPackBytes) {
           device::Reducer<kDType, 4> reducer;  // for AVG and the canonical NaN
-          reducer.load(multimem_sum<kDType>(common(input_place), mine + at).words);
+          reducer.load(multimem_sum<kDType>(places.common(input_place), mine + at).words);
           return sink(at, device::finish_pack(reducer, call), left);
         }
       }
@@ -234,6 +252,82 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
     else copy_out(k);
   });
   if (!ok) fill_nan(channel, num_bytes);
+}
+
+// all_gather and broadcast: a source pushes its part into all outputs, or into all slots, through
+// the switch. So a part leaves its rank once, for any number of ranks.
+template <class P>
+FASTCOLL_KERNEL multimem_move(FASTCOLL_CALL call) {
+  Channel<TwoAddresses<P>> channel(call);
+  const uint64_t num_bytes = call.numel * call.elem_bytes;
+  const bool gathers = call.verb == Verb::all_gather;
+  const bool gives = gathers || call.rank == call.root;
+  const uint64_t output_bytes = num_bytes * uint64_t(gathers ? call.world_size : 1);
+  const Tiles tiles(channel, num_bytes);
+  // No rank reads the input of another. All exchange progress where any output is staged. A source
+  // may not push before a rank is there, nor before it has copied an older segment out.
+  Pipeline<TwoAddresses<P>> pipeline(
+      channel,
+      {.sources = channel.peers(),
+       .readers = channel.peers(),
+       .meets = channel.peers(),
+       .num_segments = tiles.num_segments(),
+       .num_steps = 3,
+       .slot_tiles = slot_tiles(Algorithm::multimem, call.verb, 1, call.world_size),
+       .reads = 2,
+       .pushes = true,
+       .input_bytes = output_bytes,
+       .output_bytes = output_bytes},
+      GpuLocation::both(call.output_location, call.output_location));
+  const SwitchPlaces<P> places(call, pipeline);
+  const uint64_t own_start = gathers ? uint64_t(call.rank) * num_bytes : 0;
+
+  const auto push = [&](uint32_t k) {
+    const Span span = tiles.tile(k);
+    const std::byte* from = call.input + span.start;
+    std::byte* const own = call.output + own_start + span.start;
+    const auto target = [&](int rank) {
+      const uint32_t location = GpuLocation::output(pipeline.location(rank));
+      return location == GpuLocation::kStaged
+                 ? pipeline.slot(rank, k, gathers ? call.rank : 0)
+                 : pipeline.symmetric(rank, location) + own_start + span.start;
+    };
+    const uint32_t place = GpuLocation::output(pipeline.location(call.rank));
+    const size_t to = places.offset(target(call.rank), place);
+    const bool to_all =
+        places.agree(SwitchPlaces<P>::kOutput) && places.is_common(place) && to % kPackBytes == 0;
+    const bool aligned = is_aligned(from, kPackBytes);
+    take_packs(
+        from, uint32_t(span.num_bytes),
+        [&](uint32_t, uint32_t left) { return to_all && aligned && left >= kPackBytes; },
+        [&](uint32_t at, const Pack& pack) {
+          multimem_store(places.common(place), to + at, pack);
+          if (place == GpuLocation::kStaged && own != from) store_any(own + at, pack, kPackBytes);
+        },
+        [&](uint32_t at, const Pack& pack, uint32_t left) {
+          if (own != from) store_any(own + at, pack, left);
+          // The bytes behind the end of a tensor are not ours to write.
+          if (to_all && left >= kPackBytes)
+            return multimem_store(places.common(place), to + at, pack);
+          for (int rank = 0; rank < call.world_size; ++rank)
+            if (rank != call.rank) store_any(target(rank) + at, pack, left);
+        });
+  };
+  // The others' parts, from my own slot.
+  const auto copy_out = [&](uint32_t k) {
+    if (call.output_location != GpuLocation::kStaged || (!gathers && gives)) return;
+    copy_tiles(gathers ? call.world_size - 1 : 1, call.tile_bytes, [&](int i) {
+      const int part = gathers ? channel.rank_after(1 + i) : 0;
+      const Span span = tiles.tile(k);
+      return TileCopy{call.output + uint64_t(part) * num_bytes + span.start,
+                      pipeline.slot(call.rank, k, part), span.num_bytes};
+    });
+  };
+  const bool ok = pipeline.run([&](uint32_t step, uint32_t k) {
+    if (step == 1 && gives) push(k);
+    else if (step == 2) copy_out(k);
+  });
+  if (!ok && (gathers || !gives)) fill_nan(channel, output_bytes);
 }
 
 }  // namespace fastcoll

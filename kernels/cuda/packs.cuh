@@ -180,8 +180,9 @@ FASTCOLL_DEVICE void copy_tiles(int num_tiles, uint32_t most_bytes, CopyOf copy_
   }
 }
 
-// Takes the packs of a tile out of scratch, by all threads of the block. Where is_plain(at, left)
-// holds, plain(at, pack) stores a pack by single instructions; elsewhere any(at, pack, left) does.
+// Takes the packs of a tile, by all threads of the block. Where is_plain(at, left) holds, which
+// takes a pack that lies aligned, plain(at, pack) stores a pack by single instructions; elsewhere
+// any(at, pack, left) does.
 template <class IsPlain, class Plain, class Any>
 FASTCOLL_DEVICE void take_packs(const std::byte* from, uint32_t num_bytes, IsPlain is_plain,
                                 Plain plain, Any any) {
@@ -207,7 +208,8 @@ FASTCOLL_DEVICE void take_packs(const std::byte* from, uint32_t num_bytes, IsPla
     FASTCOLL_NO_UNROLL
     for (int i = 0; i < kPacksAtOnce; ++i) {
       const uint32_t place = at + uint32_t(i) * stride;
-      if (place < num_bytes) any(place, load_data<Pack>(from + place), num_bytes - place);
+      const uint32_t left = num_bytes - place;
+      if (place < num_bytes) any(place, load_any(from + place, left), left);
     }
   }
 }

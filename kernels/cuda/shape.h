@@ -35,7 +35,8 @@ constexpr uint32_t slot_tiles(Algorithm algorithm, Verb verb, uint32_t partial_t
   if (algorithm == Algorithm::chain) return partial_tiles + 1;
   if (algorithm == Algorithm::ring)
     return steps * (partial_tiles + (verb == Verb::all_reduce ? 1 : 0));
-  return splits_message(algorithm, verb) ? uint32_t(world_size) : 1;
+  const bool pushes_all = algorithm == Algorithm::multimem && verb == Verb::all_gather;
+  return pushes_all || splits_message(algorithm, verb) ? uint32_t(world_size) : 1;
 }
 
 // The largest message that LL packs may carry: num_bytes goes from one rank to another.

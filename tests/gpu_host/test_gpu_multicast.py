@@ -200,6 +200,16 @@ def test_it_is_admitted_where_the_switch_knows_what_to_do(dtype: DType) -> None:
                 assert (reason is None) == knows, (verb, op, numerics, reason)
 
 
+@pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.name)
+def test_it_pushes_data_of_every_type(dtype: DType) -> None:
+    pushed = [
+        verb
+        for verb in Verb
+        if algorithms.multimem.admits(request(verb=verb, dtype=dtype, op=Op.MAX)) is None
+    ]
+    assert set(pushed) - {Verb.all_reduce, Verb.reduce_scatter} == {Verb.all_gather, Verb.broadcast}
+
+
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
@@ -208,8 +218,9 @@ def test_it_is_admitted_where_the_switch_knows_what_to_do(dtype: DType) -> None:
         ({"dtype": DType.int16}, "multimem has no GPU kernel for all_reduce of int16"),
         ({"dtype": DType.float64}, "multimem has no GPU kernel for all_reduce of float64"),
         ({"verb": Verb.reduce}, "reduce has the algorithms one_shot and two_shot"),
-        ({"verb": Verb.all_gather}, "all_gather only moves data"),
-        ({"no_multicast": NONE}, f"the GPUs' switch can't add here: {NONE}"),
+        ({"verb": Verb.all_to_all}, "all_to_all only moves data"),
+        ({"verb": Verb.all_gather, "splits": 1}, "the switch pushes parts of one size"),
+        ({"no_multicast": NONE}, f"the GPUs' switch can't be used here: {NONE}"),
         ({"reaches_peers": False}, "the GPUs do not reach each other's memory"),
         ({"numerics": "same_bits"}, 'an order of its own, which numerics="same_bits" forbids'),
     ],
@@ -238,6 +249,16 @@ def test_auto_takes_it_only_where_the_order_may_be_its_own() -> None:
     assert chosen(world_size=2).algorithm is not Algorithm.multimem
 
 
+def test_auto_pushes_a_broadcast_where_the_root_would_send_it_often() -> None:
+    pushed = partial(chosen, verb=Verb.broadcast, numerics="same_bits")
+    assert pushed().algorithm is Algorithm.multimem
+    assert pushed(world_size=2).algorithm is Algorithm.direct
+    assert pushed(numel=1000).algorithm is Algorithm.direct
+    assert pushed(no_multicast=NONE).algorithm is Algorithm.direct
+    # As many bytes arrive at each rank by direct, and those of a push are copied once more.
+    assert chosen(verb=Verb.all_gather, numerics="same_bits").algorithm is Algorithm.direct
+
+
 # ---- calls ---------------------------------------------------------------------------------------
 
 
@@ -261,6 +282,24 @@ def call(rank: Rank, no_multicast: str) -> tuple[list[bool], list[str], list[str
         return right, names, refused, comm.gpu_report()
 
 
+def push(rank: Rank) -> tuple[list[bool], list[str]]:
+    """Broadcasts and gathers by default; what was right, and what ran."""
+    right = []
+    with group_on_fake_gpu(rank, no_multicast="") as (comm, core):
+        tensor = torch.full((400_000,), float(rank.rank))
+        comm.broadcast(tensor, 2)
+        right.append(bool((tensor == 2).all()))
+        out = torch.empty(rank.world_size * 1000)
+        comm.all_gather_into_tensor(out, tensor[:1000] + rank.rank)
+        wanted = 2 + torch.arange(rank.world_size).repeat_interleave(1000)
+        right.append(bool((out == wanted).all()))
+        return right, [one.name for one in core.algorithms]
+
+
+def test_large_broadcasts_reach_its_kernel(own_pools: Pools) -> None:
+    assert own_pools(4).run(push) == [([True, True], ["multimem", "direct"])] * 4
+
+
 def test_calls_reach_its_kernels(own_pools: Pools) -> None:
     for right, names, refused, report in own_pools(4).run(call, ""):
         assert right == [True] * 8
@@ -275,7 +314,7 @@ def test_without_it_calls_go_another_way_and_say_why(own_pools: Pools) -> None:
         assert right == [True] * 4
         assert "multimem" not in names
         assert len(refused) == 2
-        assert all(f"the GPUs' switch can't add here: {NONE}" in text for text in refused)
+        assert all(f"the GPUs' switch can't be used here: {NONE}" in text for text in refused)
         assert f"; no multicast: {NONE}; " in report
 
 

@@ -39,7 +39,7 @@ from fastcoll.gpu.streams import BlockStreams
 from fastcoll.gpu.terms import Terms
 from fastcoll.group.communicator import Communicator
 from fastcoll.nodes.arrays import finish, partial_dtype, reduce_into, tensor_at, widen
-from fastcoll.types import ITEMSIZE, TORCH_DTYPES, Algorithm, DType, Op, Verb
+from fastcoll.types import ITEMSIZE, REDUCTIONS, TORCH_DTYPES, Algorithm, DType, Op, Verb
 
 LIMIT_S = 20.0
 P2P = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
@@ -92,7 +92,9 @@ class Core:
         assert not (plan.inline and counts), "no LL kernel takes counts"
         self.log.append((Verb(plan.verb).name, plan.inline, counts))
         self.algorithms.append(algorithm := Algorithm(plan.algorithm))
-        algorithm = Algorithm.two_shot if algorithm is Algorithm.multimem else algorithm
+        reduces = Verb(plan.verb) in REDUCTIONS
+        if algorithm is Algorithm.multimem:  # which CPUs have not
+            algorithm = Algorithm.two_shot if reduces else Algorithm.direct
         fields = [plan.verb, plan.dtype, plan.op, algorithm, plan.numel, plan.root]
         cpu_plan = _C.Plan(*fields, SEGMENT_BYTES, plan.fast_numerics, False, plan.splits, 0)
         itemsize = ITEMSIZE[DType(plan.dtype)]

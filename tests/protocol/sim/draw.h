@@ -27,6 +27,8 @@ constexpr Choice kChoices[] = {
     {Algorithm::direct, Verb::reduce, false},
     {Algorithm::direct, Verb::all_gather, true},
     {Algorithm::direct, Verb::all_gather, false},
+    {Algorithm::multimem, Verb::all_gather, false},
+    {Algorithm::multimem, Verb::broadcast, false},
     {Algorithm::direct, Verb::all_to_all, true},
     {Algorithm::direct, Verb::all_to_all, false},
     {Algorithm::direct, Verb::broadcast, false},
@@ -40,7 +42,15 @@ template <class P, DType kDType>
 KernelFn kernel_of_type(const Step& step) {
   if (step.algorithm == Algorithm::copy_engine) return moving_kernel<P>(Verb::barrier, step.ll);
   const KernelFn kernel = reducing_kernel<P, kDType>(step.algorithm, step.verb, step.ll);
-  return kernel != nullptr ? kernel : moving_kernel<P>(step.verb, step.ll);
+  if (kernel != nullptr) return kernel;
+  if (step.algorithm == Algorithm::multimem) return switch_moving_kernel<P>(step.verb, step.ll);
+  return moving_kernel<P>(step.verb, step.ll);
+}
+
+template <class P, DType kDType>
+KernelFn kernel_of_switch(const Step& step) {
+  if (step.algorithm != Algorithm::multimem) return nullptr;
+  return step.reduces() ? multimem<P, kDType> : switch_moving_kernel<P>(step.verb, step.ll);
 }
 
 template <class P>
@@ -54,15 +64,15 @@ KernelFn kernel_of(const Step& step) {
   if constexpr (std::is_same_v<P, Protocol>) {
     switch (kernel_dtype(step.dtype)) {
       case DType::bfloat16:
-        return step.algorithm == Algorithm::multimem ? multimem<P, DType::bfloat16> : nullptr;
+        return kernel_of_switch<P, DType::bfloat16>(step);
       case DType::int32:
-        return step.algorithm == Algorithm::multimem ? multimem<P, DType::int32> : nullptr;
+        return kernel_of_switch<P, DType::int32>(step);
       case DType::uint32:
-        return step.algorithm == Algorithm::multimem ? multimem<P, DType::uint32> : nullptr;
+        return kernel_of_switch<P, DType::uint32>(step);
       case DType::int64:
-        return step.algorithm == Algorithm::multimem ? multimem<P, DType::int64> : nullptr;
+        return kernel_of_switch<P, DType::int64>(step);
       case DType::uint64:
-        return step.algorithm == Algorithm::multimem ? multimem<P, DType::uint64> : nullptr;
+        return kernel_of_switch<P, DType::uint64>(step);
       case DType::float64:
         return kernel_of_type<P, DType::float64>(step);
       case DType::float16:
@@ -109,7 +119,7 @@ inline void take_real_shape(Random& random, Step& step, int world) {
 // Half of the time all equal, which is then known without counts. An all_gather gives every rank
 // the same.
 inline void draw_splits(Random& random, Step& step, int world) {
-  step.even = step.ll || pick(random, 2) == 0;
+  step.even = step.ll || step.algorithm == Algorithm::multimem || pick(random, 2) == 0;
   step.splits.assign(size_t(world), std::vector<uint64_t>(size_t(world), step.numel));
   if (step.even) return;
   for (auto& row : step.splits) {

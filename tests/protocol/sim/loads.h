@@ -64,6 +64,8 @@ inline int run_loads() {
       {Algorithm::two_shot, Verb::all_reduce, false},
       {Algorithm::multimem, Verb::all_reduce, false},
       {Algorithm::multimem, Verb::reduce_scatter, false},
+      {Algorithm::multimem, Verb::all_gather, false},
+      {Algorithm::multimem, Verb::broadcast, false},
       {Algorithm::ring, Verb::all_reduce, false},
       {Algorithm::ring, Verb::reduce_scatter, false},
       {Algorithm::chain, Verb::all_reduce, false},

@@ -28,7 +28,7 @@ FLAGS = ("-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Icsrc
 
 # One type of each size and kind of arithmetic; "" stands for the kernels that only move data.
 DTYPES = ("float32", "float64", "float16", "float8_e4m3fn", "boolean", "")
-MOVING_KERNELS = 4  # move, move_ll, barrier, send_recv
+MOVING_KERNELS = 5  # move, move_ll, barrier, send_recv, multimem_move
 REDUCING_KERNELS = 6  # one_shot, one_shot_ll, two_shot, ring, chain, add_partials
 MULTIMEM_DTYPES = ("float32", "float16")  # they have one more
 
@@ -38,12 +38,13 @@ template __global__ void add_partials<DType::{0}>(const __grid_constant__ Partia
 """
 MOVING = """
 template KernelFn moving_kernel<Protocol>(Verb, bool);
+template KernelFn switch_moving_kernel<Protocol>(Verb, bool);
 template __global__ void send_recv<Protocol>(const __grid_constant__ PairCall);
 """
 
 # The copies of a kernel: from its input to scratch, and out of it; of results that it passes on.
 COPIES = {"move": 2, "send_recv": 2, "one_shot": 1, "two_shot": 2, "multimem": 2}
-COPIES |= {"ring": 1, "chain": 1}
+COPIES |= {"ring": 1, "chain": 1, "multimem_move": 1}
 LOADS_AT_ONCE = 4  # kPacksAtOnce
 
 # The kernels of LL packs load their data first: one pack, or one for each of 8 ranks.

@@ -55,6 +55,8 @@ CASES = [
     Case("unchecked_places", "uniform", 2, WRONG_OR_STUCK),
     Case("uncompared_places", "uniform", 8, WRONG_OR_STUCK, only="multimem all_reduce"),
     Case("misplaced_parts", "uniform", 8, WRONG_OR_STUCK, only="multimem reduce_scatter"),
+    Case("uncompared_places", "uniform", 8, WRONG_OR_STUCK, only="multimem all_gather"),
+    Case("uncompared_places", "uniform", 8, WRONG_OR_STUCK, only="multimem broadcast"),
     Case("overlaps", "uniform", 60),
     Case("ignored_turns", "uniform", 60, WRONG_OR_STUCK),
     Case("old_state", "uniform", 60, WRONG_OR_STUCK),
@@ -78,6 +80,9 @@ CASES = [
     Case("correct", "starving", 60),
     Case("correct", "uniform", 30, only="multimem all_reduce"),
     Case("correct", "starving", 30, only="multimem reduce_scatter"),
+    Case("correct", "starving", 30, only="multimem all_gather"),
+    Case("correct", "starving", 30, only="multimem broadcast"),
+    Case("correct", "uniform", 5, tsan=True, only="multimem broadcast"),
     # Seed 6 starts so many threads that ThreadSanitizer's records of them take 7 GB.
     Case("correct", "uniform", 5, tsan=True, only="multimem reduce_scatter"),
     Case("correct", "uniform", 8, tsan=True),
