@@ -215,13 +215,14 @@ int run_misplaced(uint64_t num_seeds) {
   for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
     Random random(seed);
     for (const Choice& choice : kChoices) {
-      const bool pushes =
-          choice.verb == Verb::all_reduce &&
-          (choice.algorithm == Algorithm::two_shot || choice.algorithm == Algorithm::multimem);
+      const bool by_switch = choice.algorithm == Algorithm::multimem;
+      const bool only_pushes = by_switch && !verb_reduces(choice.verb);
+      const bool pushes = only_pushes || (choice.verb == Verb::all_reduce &&
+                                          (choice.algorithm == Algorithm::two_shot || by_switch));
       if (choice.ll || choice.verb == Verb::barrier || choice.algorithm == Algorithm::ring ||
           choice.algorithm == Algorithm::chain)
         continue;  // they say no place
-      misplaced<P>(choice, false, random);
+      if (!only_pushes) misplaced<P>(choice, false, random);
       if (pushes) misplaced<P>(choice, true, random);
     }
   }
