@@ -39,6 +39,7 @@ MEANINGS = {
 CALLS = ("Call", "ListCall", "PartsCall")  # what a declaration makes
 PYTHON_ONLY = ("group_src", "group_dst", "device_ids", "timeout")
 WIDTH = 100
+NO_BREAK = "\N{NO-BREAK SPACE}"
 TORCH_NAMES = "python/fastcoll/integrations/torch_names.py"
 WRITTEN_FILES = (
     "csrc/python/verbs.inc",
@@ -173,6 +174,13 @@ def _arguments(given: ast.arguments, lines: list[str]) -> Iterator[Argument]:
         yield Argument(one.arg, kind, value, by_name_only=i >= len(pairs))
 
 
+def _wrapped(words: list[str], width: int) -> list[str]:
+    """Return lines of words with commas between them, broken between words only."""
+    whole = ", ".join(word.replace(" ", NO_BREAK) for word in words)
+    lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in lines]
+
+
 # ---- C++ -----------------------------------------------------------------------------------------
 
 
@@ -207,8 +215,8 @@ def _cxx_row(verb: Verb) -> Iterator[str]:
     takes_root = verb.kind != "transfer" and "kRoot" in meanings
     yield f'    {{.name = "{verb.name}",'
     yield (
-        f"     .kind = VerbKind::{verb.kind}, .takes_root = {_word(takes_root)}, "
-        f".takes_sequences = {_word(bool(verb.lists()))},"
+        f"     .kind = VerbKind::{verb.kind}, .takes_root = {str(takes_root).lower()}, "
+        f".takes_sequences = {str(bool(verb.lists())).lower()},"
     )
     if verb.core:
         meaning_of = {one.name: meaning for one, meaning in read}
@@ -218,9 +226,8 @@ def _cxx_row(verb: Verb) -> Iterator[str]:
         f"     .num_positional = {sum(not one.by_name_only for one, _ in read)}, "
         f".num_params = {len(read)}, .group_place = {meanings.index('kGroup')},"
     )
-    params = ", ".join(f'{{"{one.name}",_{meaning}}}' for one, meaning in read)
-    lines = textwrap.wrap(params, WIDTH - 18, break_long_words=False, break_on_hyphens=False)
-    yield "     .params = {" + f"\n{' ' * 16}".join(lines).replace("_k", " k") + "},"
+    lines = _wrapped([f'{{"{one.name}", {meaning}}}' for one, meaning in read], WIDTH - 18)
+    yield "     .params = {" + f"\n{' ' * 16}".join(lines) + "},"
     yield "     .doc ="
     yield from _cxx_string(f"{verb.name}({_shown(verb.arguments)})", "", "")
     yield "     .method_doc ="
@@ -231,17 +238,16 @@ def _cxx_row(verb: Verb) -> Iterator[str]:
     yield from _cxx_string(f"{verb.name}({_shown(verb.methods_arguments(), '$self')})", text, "}")
 
 
-def _word(value: bool) -> str:
-    return "true" if value else "false"
-
-
 def _shown(arguments: tuple[Argument, ...] | list[Argument], *before: str) -> str:
-    words = list(before)
+    return ", ".join([*before, *_words(arguments, "shown")])
+
+
+def _words(arguments: tuple[Argument, ...] | list[Argument], form: str) -> Iterator[str]:
+    """Yield the arguments as `Argument` has them in a form, and the mark before those by name."""
     for i, one in enumerate(arguments):
         if one.by_name_only and not (i and arguments[i - 1].by_name_only):
-            words.append("*")
-        words.append(one.shown)
-    return ", ".join(words)
+            yield "*"
+        yield getattr(one, form)
 
 
 def _cxx_string(signature: str, text: str, end: str) -> Iterator[str]:
@@ -266,7 +272,8 @@ def functions_stub(verbs: list[Verb], root: Path = ROOT) -> str:
 
 
 def _stub(lines: list[str], root: Path) -> str:
-    heads = ("# SPDX-License-Identifier: Apache-2.0", f"# {WRITTEN}")
+    # One argument a line, as ruff has long signatures, would make twice the lines.
+    heads = ("# SPDX-License-Identifier: Apache-2.0", f"# {WRITTEN}", "# fmt: off")
     return "\n".join([*heads, *_imports("\n".join(lines), root), *lines, ""])
 
 
@@ -306,21 +313,14 @@ def _forms(verb: Verb, arguments: list[Argument]) -> Iterator[tuple[list[Argumen
 def _definition(
     name: str, arguments: list[Argument], returns: str, *, is_method: bool
 ) -> Iterator[str]:
-    words, by_name = ["self"] * is_method, False
-    for one in arguments:
-        if one.by_name_only and not by_name:
-            words.append("*")
-            by_name = True
-        words.append(one.text)
+    words = [*["self"] * is_method, *_words(arguments, "text")]
     width = WIDTH - 4 * is_method
     start, end = f"def {name}(", f") -> {returns}: ..."
     line = ", ".join(words)
     if len(start + line + end) <= width:
         yield start + line + end
-    elif len(line) + 4 <= width:
-        yield from (start, f"    {line}", end)
     else:
-        yield from (start, *(f"    {word}," for word in words), end)
+        yield from (start, *(f"    {one}" for one in _wrapped(words, width - 4)), end)
 
 
 def _imports(text: str, root: Path) -> Iterator[str]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Written by scripts/verbs.py from the declarations in python/fastcoll/api.
+# fmt: off
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal, overload
@@ -17,590 +18,306 @@ from fastcoll.types import OpLike
 
 @overload
 def all_reduce(
-    tensor: Array,
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    out: Array | None = None,
-    then: RMSNorm | None = None,
-    wire: str | None = None,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    tensor: Array, op: OpLike = "sum", group: GroupLike = None, async_op: Literal[False] = False, *,
+    out: Array | None = None, then: RMSNorm | None = None, wire: str | None = None,
+    algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
 ) -> None: ...
 @overload
 def all_reduce(
-    tensor: Array,
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    out: Array | None = None,
-    then: RMSNorm | None = None,
-    wire: str | None = None,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    tensor: Array, op: OpLike = "sum", group: GroupLike = None, *, async_op: Literal[True],
+    out: Array | None = None, then: RMSNorm | None = None, wire: str | None = None,
+    algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
 ) -> Work: ...
 @overload
 def all_reduce(
-    tensor: Array,
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    out: Array | None = None,
-    then: RMSNorm | None = None,
-    wire: str | None = None,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    tensor: Array, op: OpLike = "sum", group: GroupLike = None, async_op: bool = False, *,
+    out: Array | None = None, then: RMSNorm | None = None, wire: str | None = None,
+    algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
 ) -> Work | None: ...
 @overload
 def reduce(
-    tensor: Array,
-    dst: int | None = None,
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    out: Array | None = None,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
+    tensor: Array, dst: int | None = None, op: OpLike = "sum", group: GroupLike = None,
+    async_op: Literal[False] = False, *, out: Array | None = None, algorithm: str = "auto",
+    numerics: str | None = None, timeout_s: float | None = None, group_dst: int | None = None
 ) -> None: ...
 @overload
 def reduce(
-    tensor: Array,
-    dst: int | None = None,
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    out: Array | None = None,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
+    tensor: Array, dst: int | None = None, op: OpLike = "sum", group: GroupLike = None, *,
+    async_op: Literal[True], out: Array | None = None, algorithm: str = "auto",
+    numerics: str | None = None, timeout_s: float | None = None, group_dst: int | None = None
 ) -> Work: ...
 @overload
 def reduce(
-    tensor: Array,
-    dst: int | None = None,
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    out: Array | None = None,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
+    tensor: Array, dst: int | None = None, op: OpLike = "sum", group: GroupLike = None,
+    async_op: bool = False, *, out: Array | None = None, algorithm: str = "auto",
+    numerics: str | None = None, timeout_s: float | None = None, group_dst: int | None = None
 ) -> Work | None: ...
 @overload
 def reduce_scatter_tensor(
-    output: Array,
-    input: Array,
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    then: RMSNorm | None = None,
-    wire: str | None = None,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    output: Array, input: Array, op: OpLike = "sum", group: GroupLike = None,
+    async_op: Literal[False] = False, *, then: RMSNorm | None = None, wire: str | None = None,
+    algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
 ) -> None: ...
 @overload
 def reduce_scatter_tensor(
-    output: Array,
-    input: Array,
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    then: RMSNorm | None = None,
-    wire: str | None = None,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    output: Array, input: Array, op: OpLike = "sum", group: GroupLike = None, *,
+    async_op: Literal[True], then: RMSNorm | None = None, wire: str | None = None,
+    algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
 ) -> Work: ...
 @overload
 def reduce_scatter_tensor(
-    output: Array,
-    input: Array,
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    then: RMSNorm | None = None,
-    wire: str | None = None,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    output: Array, input: Array, op: OpLike = "sum", group: GroupLike = None,
+    async_op: bool = False, *, then: RMSNorm | None = None, wire: str | None = None,
+    algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
 ) -> Work | None: ...
 
 reduce_scatter_single = reduce_scatter_tensor
 
 @overload
 def reduce_scatter(
-    output: Array,
-    input_list: Sequence[Array],
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    output: Array, input_list: Sequence[Array], op: OpLike = "sum", group: GroupLike = None,
+    async_op: Literal[False] = False, *, algorithm: str = "auto", numerics: str | None = None,
+    timeout_s: float | None = None
 ) -> None: ...
 @overload
 def reduce_scatter(
-    output: Array,
-    input_list: Sequence[Array],
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    output: Array, input_list: Sequence[Array], op: OpLike = "sum", group: GroupLike = None, *,
+    async_op: Literal[True], algorithm: str = "auto", numerics: str | None = None,
+    timeout_s: float | None = None
 ) -> Work: ...
 @overload
 def reduce_scatter(
-    output: Array,
-    input_list: Sequence[Array],
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    output: Array, input_list: Sequence[Array], op: OpLike = "sum", group: GroupLike = None,
+    async_op: bool = False, *, algorithm: str = "auto", numerics: str | None = None,
+    timeout_s: float | None = None
 ) -> Work | None: ...
 @overload
 def broadcast(
-    tensor: Array,
-    src: int | None = None,
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    timeout_s: float | None = None,
-    group_src: int | None = None,
+    tensor: Array, src: int | None = None, group: GroupLike = None,
+    async_op: Literal[False] = False, *, timeout_s: float | None = None,
+    group_src: int | None = None
 ) -> None: ...
 @overload
 def broadcast(
-    tensor: Array,
-    src: int | None = None,
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    timeout_s: float | None = None,
-    group_src: int | None = None,
+    tensor: Array, src: int | None = None, group: GroupLike = None, *, async_op: Literal[True],
+    timeout_s: float | None = None, group_src: int | None = None
 ) -> Work: ...
 @overload
 def broadcast(
-    tensor: Array,
-    src: int | None = None,
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
-    group_src: int | None = None,
+    tensor: Array, src: int | None = None, group: GroupLike = None, async_op: bool = False, *,
+    timeout_s: float | None = None, group_src: int | None = None
 ) -> Work | None: ...
 @overload
 def all_gather(
-    tensor_list: Sequence[Array],
-    tensor: Array,
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    timeout_s: float | None = None,
+    tensor_list: Sequence[Array], tensor: Array, group: GroupLike = None,
+    async_op: Literal[False] = False, *, timeout_s: float | None = None
 ) -> None: ...
 @overload
 def all_gather(
-    tensor_list: Sequence[Array],
-    tensor: Array,
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    timeout_s: float | None = None,
+    tensor_list: Sequence[Array], tensor: Array, group: GroupLike = None, *,
+    async_op: Literal[True], timeout_s: float | None = None
 ) -> Work: ...
 @overload
 def all_gather(
-    tensor_list: Sequence[Array],
-    tensor: Array,
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
+    tensor_list: Sequence[Array], tensor: Array, group: GroupLike = None, async_op: bool = False, *,
+    timeout_s: float | None = None
 ) -> Work | None: ...
 @overload
 def all_gather_into_tensor(
-    output_tensor: Array,
-    input_tensor: Array,
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    timeout_s: float | None = None,
+    output_tensor: Array, input_tensor: Array, group: GroupLike = None,
+    async_op: Literal[False] = False, *, timeout_s: float | None = None
 ) -> None: ...
 @overload
 def all_gather_into_tensor(
-    output_tensor: Array,
-    input_tensor: Array,
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    timeout_s: float | None = None,
+    output_tensor: Array, input_tensor: Array, group: GroupLike = None, *, async_op: Literal[True],
+    timeout_s: float | None = None
 ) -> Work: ...
 @overload
 def all_gather_into_tensor(
-    output_tensor: Array,
-    input_tensor: Array,
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
+    output_tensor: Array, input_tensor: Array, group: GroupLike = None, async_op: bool = False, *,
+    timeout_s: float | None = None
 ) -> Work | None: ...
 
 all_gather_single = all_gather_into_tensor
 
 @overload
 def gather(
-    tensor: Array,
-    gather_list: Sequence[Array] | None = None,
-    dst: int | None = None,
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
+    tensor: Array, gather_list: Sequence[Array] | None = None, dst: int | None = None,
+    group: GroupLike = None, async_op: Literal[False] = False, *, timeout_s: float | None = None,
+    group_dst: int | None = None
 ) -> None: ...
 @overload
 def gather(
-    tensor: Array,
-    gather_list: Sequence[Array] | None = None,
-    dst: int | None = None,
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
+    tensor: Array, gather_list: Sequence[Array] | None = None, dst: int | None = None,
+    group: GroupLike = None, *, async_op: Literal[True], timeout_s: float | None = None,
+    group_dst: int | None = None
 ) -> Work: ...
 @overload
 def gather(
-    tensor: Array,
-    gather_list: Sequence[Array] | None = None,
-    dst: int | None = None,
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
+    tensor: Array, gather_list: Sequence[Array] | None = None, dst: int | None = None,
+    group: GroupLike = None, async_op: bool = False, *, timeout_s: float | None = None,
+    group_dst: int | None = None
 ) -> Work | None: ...
 @overload
 def gather_single(
-    tensor: Array,
-    gather_tensor: Array | None = None,
-    dst: int | None = None,
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
+    tensor: Array, gather_tensor: Array | None = None, dst: int | None = None,
+    group: GroupLike = None, async_op: Literal[False] = False, *, timeout_s: float | None = None,
+    group_dst: int | None = None
 ) -> None: ...
 @overload
 def gather_single(
-    tensor: Array,
-    gather_tensor: Array | None = None,
-    dst: int | None = None,
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
+    tensor: Array, gather_tensor: Array | None = None, dst: int | None = None,
+    group: GroupLike = None, *, async_op: Literal[True], timeout_s: float | None = None,
+    group_dst: int | None = None
 ) -> Work: ...
 @overload
 def gather_single(
-    tensor: Array,
-    gather_tensor: Array | None = None,
-    dst: int | None = None,
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
+    tensor: Array, gather_tensor: Array | None = None, dst: int | None = None,
+    group: GroupLike = None, async_op: bool = False, *, timeout_s: float | None = None,
+    group_dst: int | None = None
 ) -> Work | None: ...
 
 gather_into_tensor = gather_single
 
 @overload
 def scatter(
-    tensor: Array,
-    scatter_list: Sequence[Array] | None = None,
-    src: int | None = None,
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    timeout_s: float | None = None,
-    group_src: int | None = None,
+    tensor: Array, scatter_list: Sequence[Array] | None = None, src: int | None = None,
+    group: GroupLike = None, async_op: Literal[False] = False, *, timeout_s: float | None = None,
+    group_src: int | None = None
 ) -> None: ...
 @overload
 def scatter(
-    tensor: Array,
-    scatter_list: Sequence[Array] | None = None,
-    src: int | None = None,
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    timeout_s: float | None = None,
-    group_src: int | None = None,
+    tensor: Array, scatter_list: Sequence[Array] | None = None, src: int | None = None,
+    group: GroupLike = None, *, async_op: Literal[True], timeout_s: float | None = None,
+    group_src: int | None = None
 ) -> Work: ...
 @overload
 def scatter(
-    tensor: Array,
-    scatter_list: Sequence[Array] | None = None,
-    src: int | None = None,
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
-    group_src: int | None = None,
+    tensor: Array, scatter_list: Sequence[Array] | None = None, src: int | None = None,
+    group: GroupLike = None, async_op: bool = False, *, timeout_s: float | None = None,
+    group_src: int | None = None
 ) -> Work | None: ...
 @overload
 def all_to_all_single(
-    output: None,
-    input: Array,
-    output_split_sizes: Sequence[int] | None = None,
-    input_split_sizes: Sequence[int] | None = None,
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    timeout_s: float | None = None,
+    output: None, input: Array, output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None, group: GroupLike = None,
+    async_op: Literal[False] = False, *, timeout_s: float | None = None
 ) -> tuple[torch.Tensor, list[int]]: ...
 @overload
 def all_to_all_single(
-    output: Array,
-    input: Array,
-    output_split_sizes: Sequence[int] | None = None,
-    input_split_sizes: Sequence[int] | None = None,
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    timeout_s: float | None = None,
+    output: Array, input: Array, output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None, group: GroupLike = None,
+    async_op: Literal[False] = False, *, timeout_s: float | None = None
 ) -> None: ...
 @overload
 def all_to_all_single(
-    output: Array,
-    input: Array,
-    output_split_sizes: Sequence[int] | None = None,
-    input_split_sizes: Sequence[int] | None = None,
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    timeout_s: float | None = None,
+    output: Array, input: Array, output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None, group: GroupLike = None, *,
+    async_op: Literal[True], timeout_s: float | None = None
 ) -> Work: ...
 @overload
 def all_to_all_single(
-    output: Array,
-    input: Array,
-    output_split_sizes: Sequence[int] | None = None,
-    input_split_sizes: Sequence[int] | None = None,
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
+    output: Array, input: Array, output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None, group: GroupLike = None, async_op: bool = False,
+    *, timeout_s: float | None = None
 ) -> Work | None: ...
 @overload
 def all_to_all(
-    output_tensor_list: Sequence[Array],
-    input_tensor_list: Sequence[Array],
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    timeout_s: float | None = None,
+    output_tensor_list: Sequence[Array], input_tensor_list: Sequence[Array],
+    group: GroupLike = None, async_op: Literal[False] = False, *, timeout_s: float | None = None
 ) -> None: ...
 @overload
 def all_to_all(
-    output_tensor_list: Sequence[Array],
-    input_tensor_list: Sequence[Array],
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    timeout_s: float | None = None,
+    output_tensor_list: Sequence[Array], input_tensor_list: Sequence[Array],
+    group: GroupLike = None, *, async_op: Literal[True], timeout_s: float | None = None
 ) -> Work: ...
 @overload
 def all_to_all(
-    output_tensor_list: Sequence[Array],
-    input_tensor_list: Sequence[Array],
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
+    output_tensor_list: Sequence[Array], input_tensor_list: Sequence[Array],
+    group: GroupLike = None, async_op: bool = False, *, timeout_s: float | None = None
 ) -> Work | None: ...
 @overload
 def barrier(
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    device_ids: Sequence[int] | None = None,
-    timeout: timedelta | None = None,
-    *,
-    timeout_s: float | None = None,
+    group: GroupLike = None, async_op: Literal[False] = False,
+    device_ids: Sequence[int] | None = None, timeout: timedelta | None = None, *,
+    timeout_s: float | None = None
 ) -> None: ...
 @overload
 def barrier(
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    device_ids: Sequence[int] | None = None,
-    timeout: timedelta | None = None,
-    timeout_s: float | None = None,
+    group: GroupLike = None, *, async_op: Literal[True], device_ids: Sequence[int] | None = None,
+    timeout: timedelta | None = None, timeout_s: float | None = None
 ) -> Work: ...
 @overload
 def barrier(
-    group: GroupLike = None,
-    async_op: bool = False,
-    device_ids: Sequence[int] | None = None,
-    timeout: timedelta | None = None,
-    *,
-    timeout_s: float | None = None,
+    group: GroupLike = None, async_op: bool = False, device_ids: Sequence[int] | None = None,
+    timeout: timedelta | None = None, *, timeout_s: float | None = None
 ) -> Work | None: ...
 @overload
 def all_reduce_coalesced(
-    tensors: Sequence[Array],
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    wire: str | None = None,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    tensors: Sequence[Array], op: OpLike = "sum", group: GroupLike = None,
+    async_op: Literal[False] = False, *, wire: str | None = None, algorithm: str = "auto",
+    numerics: str | None = None, timeout_s: float | None = None
 ) -> None: ...
 @overload
 def all_reduce_coalesced(
-    tensors: Sequence[Array],
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    wire: str | None = None,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    tensors: Sequence[Array], op: OpLike = "sum", group: GroupLike = None, *,
+    async_op: Literal[True], wire: str | None = None, algorithm: str = "auto",
+    numerics: str | None = None, timeout_s: float | None = None
 ) -> Work: ...
 @overload
 def all_reduce_coalesced(
-    tensors: Sequence[Array],
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    wire: str | None = None,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    tensors: Sequence[Array], op: OpLike = "sum", group: GroupLike = None, async_op: bool = False,
+    *, wire: str | None = None, algorithm: str = "auto", numerics: str | None = None,
+    timeout_s: float | None = None
 ) -> Work | None: ...
 @overload
 def reduce_scatter_tensor_coalesced(
-    outputs: Sequence[Array],
-    inputs: Sequence[Array],
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    outputs: Sequence[Array], inputs: Sequence[Array], op: OpLike = "sum", group: GroupLike = None,
+    async_op: Literal[False] = False, *, algorithm: str = "auto", numerics: str | None = None,
+    timeout_s: float | None = None
 ) -> None: ...
 @overload
 def reduce_scatter_tensor_coalesced(
-    outputs: Sequence[Array],
-    inputs: Sequence[Array],
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    outputs: Sequence[Array], inputs: Sequence[Array], op: OpLike = "sum", group: GroupLike = None,
+    *, async_op: Literal[True], algorithm: str = "auto", numerics: str | None = None,
+    timeout_s: float | None = None
 ) -> Work: ...
 @overload
 def reduce_scatter_tensor_coalesced(
-    outputs: Sequence[Array],
-    inputs: Sequence[Array],
-    op: OpLike = "sum",
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    algorithm: str = "auto",
-    numerics: str | None = None,
-    timeout_s: float | None = None,
+    outputs: Sequence[Array], inputs: Sequence[Array], op: OpLike = "sum", group: GroupLike = None,
+    async_op: bool = False, *, algorithm: str = "auto", numerics: str | None = None,
+    timeout_s: float | None = None
 ) -> Work | None: ...
 @overload
 def all_gather_into_tensor_coalesced(
-    outputs: Sequence[Array],
-    inputs: Sequence[Array],
-    group: GroupLike = None,
-    async_op: Literal[False] = False,
-    *,
-    timeout_s: float | None = None,
+    outputs: Sequence[Array], inputs: Sequence[Array], group: GroupLike = None,
+    async_op: Literal[False] = False, *, timeout_s: float | None = None
 ) -> None: ...
 @overload
 def all_gather_into_tensor_coalesced(
-    outputs: Sequence[Array],
-    inputs: Sequence[Array],
-    group: GroupLike = None,
-    *,
-    async_op: Literal[True],
-    timeout_s: float | None = None,
+    outputs: Sequence[Array], inputs: Sequence[Array], group: GroupLike = None, *,
+    async_op: Literal[True], timeout_s: float | None = None
 ) -> Work: ...
 @overload
 def all_gather_into_tensor_coalesced(
-    outputs: Sequence[Array],
-    inputs: Sequence[Array],
-    group: GroupLike = None,
-    async_op: bool = False,
-    *,
-    timeout_s: float | None = None,
+    outputs: Sequence[Array], inputs: Sequence[Array], group: GroupLike = None,
+    async_op: bool = False, *, timeout_s: float | None = None
 ) -> Work | None: ...
 def send(
-    tensor: Array,
-    dst: int | None = None,
-    group: GroupLike = None,
-    tag: int = 0,
-    *,
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
+    tensor: Array, dst: int | None = None, group: GroupLike = None, tag: int = 0, *,
+    timeout_s: float | None = None, group_dst: int | None = None
 ) -> None: ...
 def recv(
-    tensor: Array,
-    src: int | None = None,
-    group: GroupLike = None,
-    tag: int = 0,
-    *,
-    timeout_s: float | None = None,
-    group_src: int | None = None,
+    tensor: Array, src: int | None = None, group: GroupLike = None, tag: int = 0, *,
+    timeout_s: float | None = None, group_src: int | None = None
 ) -> int: ...
 def isend(
-    tensor: Array,
-    dst: int | None = None,
-    group: GroupLike = None,
-    tag: int = 0,
-    *,
-    timeout_s: float | None = None,
-    group_dst: int | None = None,
+    tensor: Array, dst: int | None = None, group: GroupLike = None, tag: int = 0, *,
+    timeout_s: float | None = None, group_dst: int | None = None
 ) -> AnyTransferWork: ...
 def irecv(
-    tensor: Array,
-    src: int | None = None,
-    group: GroupLike = None,
-    tag: int = 0,
-    *,
-    timeout_s: float | None = None,
-    group_src: int | None = None,
+    tensor: Array, src: int | None = None, group: GroupLike = None, tag: int = 0, *,
+    timeout_s: float | None = None, group_src: int | None = None
 ) -> AnyTransferWork: ...
 def batch_isend_irecv(
     p2p_op_list: list[P2POp] | list[dist.P2POp], group: GroupLike = None
