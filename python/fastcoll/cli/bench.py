@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import torch.distributed as dist
 import typer
@@ -28,7 +28,7 @@ from fastcoll.cli.console import (
     JsonFile,
     Plot,
     Wide,
-    complain,
+    end_with,
     fit,
     make_console,
     make_table,
@@ -77,6 +77,45 @@ class Level(StrEnum):
     c = "c"
 
 
+class Device(StrEnum):
+    """Where tensors lie."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+_Peers: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Peers: any of {', '.join(PEERS)}; on GPUs of {', '.join(GPU_FAMILIES)}, or of "
+        f"their ways {', '.join(GPU_PEERS)}. With commas between them."
+    ),
+]
+_DeviceOption: TypeAlias = Annotated[
+    Device, typer.Option(help="Where the tensors lie: rank r on GPU r modulo their number.")
+]
+_Graph: TypeAlias = Annotated[
+    bool, typer.Option(help="On GPUs: measure every library in a captured graph, too.")
+]
+_Symmetric: TypeAlias = Annotated[
+    bool, typer.Option("--symmetric", help="fastcoll's tensors come from fastcoll.empty().")
+]
+_AsyncOp: TypeAlias = Annotated[
+    bool, typer.Option("--async-op", help="Start every call asynchronously, and wait for it.")
+]
+_LevelOption: TypeAlias = Annotated[
+    Level, typer.Option(help="Called from Python, or in compiled loops (C against C).")
+]
+_Pin: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        help="Keep ranks on a core each, but not those of Gloo and oneCCL, which have threads."
+    ),
+]
+_MpiDir: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Folder with openmpi, mpich, intelmpi, oneccl.")
+]
+
 # The columns of nccl-tests, with the keys of their numbers; then those that go first where there
 # is no room.
 _KEYS = {
@@ -90,13 +129,6 @@ _KEYS = {
 }
 _COLUMNS = ("size", "count", "type", "op", *_KEYS, "#wrong")
 _SPARE = ("op", "type", "skew", "min", "max", "algbw_gbps", "best", "count", "busbw_gbps", "#wrong")
-
-
-class Device(StrEnum):
-    """Where tensors lie."""
-
-    cpu = "cpu"
-    cuda = "cuda"
 
 
 def _peers(vs: str | None, device: Device, graph: bool) -> tuple[str, ...]:
@@ -141,50 +173,34 @@ def _algorithm(name: str) -> str:
     )
 
 
+def _check_way(device: Device, level: Level, async_op: bool) -> None:
+    if device is Device.cuda and level is Level.c:
+        raise typer.BadParameter("there is no compiled loop on GPUs", param_hint="--level")
+    if async_op and (device is Device.cuda or level is Level.c):
+        text = "asynchronous calls are measured on CPUs, from Python"
+        raise typer.BadParameter(text, param_hint="--async-op")
+
+
 def bench(
     verb: Annotated[str, typer.Argument(help=f"What to measure: {', '.join(VERBS)}.")],
     ranks: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = 2,
     sizes: Sizes = "8:256M:4",
     dtype: Annotated[str, typer.Option(help="Element type, as torch calls it.")] = "float32",
     op: Annotated[str, typer.Option(help="Reduction: sum, avg, product, min, max, ...")] = "sum",
-    vs: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Peers: any of {', '.join(PEERS)}; on GPUs of {', '.join(GPU_FAMILIES)}, or of "
-            f"their ways {', '.join(GPU_PEERS)}. With commas between them."
-        ),
-    ] = None,
-    device: Annotated[
-        Device, typer.Option(help="Where the tensors lie: rank r on GPU r modulo their number.")
-    ] = Device.cpu,
-    graph: Annotated[
-        bool, typer.Option(help="On GPUs: measure every library in a captured graph, too.")
-    ] = True,
-    symmetric: Annotated[
-        bool, typer.Option("--symmetric", help="fastcoll's tensors come from fastcoll.empty().")
-    ] = False,
-    async_op: Annotated[
-        bool, typer.Option("--async-op", help="Start every call asynchronously, and wait for it.")
-    ] = False,
+    vs: _Peers = None,
+    device: _DeviceOption = Device.cpu,
+    graph: _Graph = True,
+    symmetric: _Symmetric = False,
+    async_op: _AsyncOp = False,
     algorithm: Annotated[str, typer.Option(help="fastcoll's algorithm.")] = "auto",
     numerics: Annotated[str | None, typer.Option(help="same_bits or fast.")] = None,
-    level: Annotated[
-        Level, typer.Option(help="Called from Python, or in compiled loops (C against C).")
-    ] = Level.python,
-    pin: Annotated[
-        bool,
-        typer.Option(
-            help="Keep ranks on a core each, but not those of Gloo and oneCCL, which have threads."
-        ),
-    ] = True,
+    level: _LevelOption = Level.python,
+    pin: _Pin = True,
     rounds: Annotated[int, typer.Option(min=1, help="Turns each library takes per size.")] = 4,
     window_us: Annotated[
-        float,
-        typer.Option(min=1, max=1e7, help="Length of one timing window."),
+        float, typer.Option(min=1, max=1e7, help="Length of one timing window.")
     ] = 3000.0,
-    mpi_dir: Annotated[
-        Path | None, typer.Option(help="Folder with openmpi, mpich, intelmpi, oneccl.")
-    ] = None,
+    mpi_dir: _MpiDir = None,
     json_path: JsonFile = None,
     plot: Plot = None,
     wide: Wide = False,
@@ -194,12 +210,7 @@ def bench(
     Every result is checked against an exact reference before anything is timed. Starts its own
     ranks, or, under torchrun, one on each of its processes.
     """
-    if device is Device.cuda and level is Level.c:
-        raise typer.BadParameter("there is no compiled loop on GPUs", param_hint="--level")
-    if async_op and (device is Device.cuda or level is Level.c):
-        text = "asynchronous calls are measured on CPUs, from Python"
-        raise typer.BadParameter(text, param_hint="--async-op")
-    peers = _peers(vs, device, graph)
+    _check_way(device, level, async_op)
     launch = env.launch()
     settings = BenchSettings(
         verb=_choice(verb, tuple(VERBS), "VERB"),
@@ -207,7 +218,7 @@ def bench(
         op=_choice(op, tuple(name.lower() for name in Op.__members__), "--op"),
         world_size=launch.world_size if launch else ranks,
         sizes_bytes=parse_sizes_option(sizes),
-        peers=peers,
+        peers=_peers(vs, device, graph),
         device=device.value,
         level=level.value,
         symmetric=symmetric,
@@ -218,13 +229,14 @@ def bench(
         mpi_dir=mpi_dir or mpi.default_mpi_dir(),
         budget=Budget(window_us=window_us, num_rounds=rounds),
     )
+    output = Output(json_path, plot, wide)
     with tempfile.TemporaryDirectory(prefix="fc") as folder:
         if launch is None:
-            _measure(settings, Path(folder), list(range(ranks)), Output(json_path, plot, wide))
+            _measure(settings, Path(folder), list(range(ranks)), output)
             return
         shared = agree_on_folder(folder, launch)
         if launch.rank == 0:
-            _measure(settings, shared, [0], Output(json_path, plot, wide))
+            _measure(settings, shared, [0], output)
         else:
             _help_out(settings, shared, launch.rank)
 
@@ -239,8 +251,8 @@ def agree_on_folder(folder: str, launch: Launch) -> Path:
     dist.all_gather_object(found, Path(told[0]).is_dir())
     dist.destroy_process_group()
     if not all(found):
-        complain("one machine is measured; the launcher's processes are on several")
-        raise typer.Exit(ExitCode.USAGE)
+        text = "one machine is measured; the launcher's processes are on several"
+        end_with(ExitCode.USAGE, text)
     return Path(told[0])
 
 
@@ -259,12 +271,7 @@ def _help_out(settings: BenchSettings, folder: Path, rank: int) -> None:
         process.wait()
 
 
-def _measure(
-    settings: BenchSettings,
-    folder: Path,
-    own_ranks: list[int],
-    output: Output,
-) -> None:
+def _measure(settings: BenchSettings, folder: Path, own_ranks: list[int], output: Output) -> None:
     num_libraries = 1 + len(settings.peers)
     num_turns = num_libraries * (1 + len(settings.sizes_bytes) * (1 + settings.budget.num_rounds))
     with quiet_progress("starting", num_turns) as show:
@@ -276,15 +283,13 @@ def _measure(
         try:
             document = run_bench(settings, folder, own_ranks, on_turn)
         except NotMeasured as error:
-            complain(f"fastcoll cannot be measured: {error}")
-            raise typer.Exit(ExitCode.FAILED) from None
+            end_with(ExitCode.FAILED, f"fastcoll cannot be measured: {error}")
     console = make_console(output.wide, is_silent=output.json_path == STDOUT)
     print_document(document, console)
-    if output.json_path is not None:
-        write_json(document, output.json_path, to_text(document))
+    write_json(document, output.json_path, to_text)
     if output.plot is not None:
         plot_bench(document, output.plot)
-        console.print(f"picture: {output.plot}", highlight=False, markup=False)
+        console.print(f"picture: {output.plot}", markup=False)
     if any(row["cells"][0]["status"] != "measured" for row in document["rows"]):
         raise typer.Exit(ExitCode.FAILED)
 
@@ -309,14 +314,13 @@ def print_document(document: Json, console: Console) -> None:
         f"{', symmetric tensors' if settings['symmetric'] else ''}"
         f"{', asynchronous calls' if settings['async_op'] else ''}; times in us: median over "
         "windows of the slowest rank; ratios: of medians (of best windows)",
-        highlight=False,
     )
     table, left_out = fit(partial(_own_table, rows, peers), _SPARE, console)
     console.print(table)
     if peers:
         console.print(_peer_table(rows, measured))
     for text in [*filter(None, [left_out]), *_remarks(document)]:
-        console.print(text, highlight=False)
+        console.print(text)
 
 
 def _own_table(rows: list[Json], peers: list[str], without: Collection[str]) -> Table:

@@ -24,6 +24,7 @@ _LOG_WIDTH = 200
 _NO_LIMIT = 1000
 _PICTURES = (".svg", ".png", ".pdf")
 STDOUT = Path("-")
+_AS_TEXT = partial(json.dumps, indent=1)
 T = TypeVar("T")
 # Takes the arguments of rich's Progress.update by name: description, advance, completed.
 ShowProgress: TypeAlias = Callable[..., None]
@@ -36,11 +37,8 @@ def make_console(wide: bool = False, is_silent: bool = False) -> Console:
         wide: With room for every column.
         is_silent: Shows nothing, as JSON goes to stdout.
     """
-    if is_silent:
-        return Console(quiet=True)
-    if wide:
-        return Console(width=_NO_LIMIT)
-    return Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
+    width = _NO_LIMIT if wide else None if sys.stdout.isatty() else _LOG_WIDTH
+    return Console(width=width, quiet=is_silent, highlight=False)
 
 
 def make_table(title: str, names: Iterable[str], numbers: Collection[str] = ()) -> Table:
@@ -108,14 +106,19 @@ class ExitCode(IntEnum):
 
 def complain(text: str) -> None:
     """Print an error on stderr."""
-    console = Console(stderr=True, soft_wrap=True)
-    console.print(f"[red]error:[/red] {escape(printable_lines(text))}", highlight=False)
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(f"[red]error:[/red] {escape(printable_lines(text))}")
+
+
+def end_with(code: int, text: str) -> NoReturn:
+    """Print an error on stderr, and end."""
+    complain(text)
+    raise typer.Exit(code) from None
 
 
 def end_without(text: str) -> NoReturn:
     """Say which thing is missing here, and end."""
-    complain(text)
-    raise typer.Exit(ExitCode.MISSING)
+    end_with(ExitCode.MISSING, text)
 
 
 def matplotlib_is_there() -> None:
@@ -166,9 +169,11 @@ Wide: TypeAlias = Annotated[
 ]
 
 
-def write_json(document: Any, path: Path, text: str = "") -> None:
-    """Write a result as JSON to a file, and say so, or to stdout; `text`: its lines, if made."""
-    text = text or json.dumps(document, indent=1)
+def write_json(document: Any, path: Path | None, as_text: Callable[[Any], str] = _AS_TEXT) -> None:
+    """Write a result as JSON to a file, if there is one, and say so, or to stdout."""
+    if path is None:
+        return
+    text = as_text(document)
     if path == STDOUT:
         typer.echo(text)
         return

@@ -16,7 +16,7 @@ from fastcoll.cli.console import (
     STDOUT,
     ExitCode,
     JsonFile,
-    complain,
+    end_with,
     end_without,
     make_console,
     make_table,
@@ -69,7 +69,6 @@ def demo(
             f"Handwritten digits, {num_gradients(config.training):,} parameters "
             f"({4e-6 * num_gradients(config.training):.3g} MB of gradients), {ranks} ranks, "
             f"{num_steps} steps of {config.training.batch_size} digits",
-            highlight=False,
         )
         with quiet_progress("starting the ranks", len(PHASES) * num_steps) as show:
 
@@ -80,13 +79,11 @@ def demo(
             try:
                 document = run_demo(config, on_step)
             except NotMeasured as error:
-                complain(f"the demo stopped: {error}")
-                raise typer.Exit(ExitCode.FAILED) from None
+                end_with(ExitCode.FAILED, f"the demo stopped: {error}")
     _print_document(document, console)
     plot_demo(document, plot)
-    console.print(f"picture: {plot}", highlight=False, markup=False)
-    if json_path is not None:
-        write_json(document, json_path, to_text(document))
+    console.print(f"picture: {plot}", markup=False)
+    write_json(document, json_path, to_text)
     if not all(check["passed"] for check in document["checks"]):
         raise typer.Exit(ExitCode.FAILED)
 
@@ -116,8 +113,7 @@ def _print_document(document: Json, console: Console) -> None:
         f"communication takes [bold]{format_number(ratio)}x[/bold] less time with fastcoll than "
         "with Gloo"
         + ("; both trainings end in the same bits" if document["same_bits_as_gloo"] else ""),
-        highlight=False,
     )
     for check in document["checks"]:
         mark = "[green]passed[/green]" if check["passed"] else "[red]FAILED[/red]"
-        console.print(f"{mark}  {check['what']} ({check['found']})", highlight=False)
+        console.print(f"{mark}  {check['what']} ({check['found']})")

@@ -13,19 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fastcoll.cli.console import (
-    STDOUT,
-    ExitCode,
-    JsonFile,
-    complain,
-    make_console,
-    write_json,
-)
+from fastcoll.cli.console import STDOUT, ExitCode, JsonFile, end_with, make_console, write_json
 from fastcoll.text import printable_lines
 
 _MARKS = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "no": "[red]no[/red]"}
@@ -355,22 +347,18 @@ def examine() -> Iterator[Finding]:
             yield Finding(section, name, f"{type(error).__name__}: {error}", "no")
 
 
-def doctor(
-    json_path: JsonFile = None,
-) -> None:
+def doctor(json_path: JsonFile = None) -> None:
     """Show the findings about this machine, and every FASTCOLL_ variable.
 
     Ends with code 1 if anything is wrong. That is a part that does not work, a setting that does
     not parse or has no reader, or a refused tuning table.
     """
     findings = list(examine())
-    if json_path is not None:
-        entries = [asdict(finding) for finding in findings]
-        write_json({"platform": platform.platform(), "findings": entries}, json_path)
+    entries = [asdict(finding) for finding in findings]
+    write_json({"platform": platform.platform(), "findings": entries}, json_path)
     _print(findings, make_console(is_silent=json_path == STDOUT))
     if wrong := [finding.name for finding in findings if finding.state == "no"]:
-        complain(f"not right: {', '.join(wrong)}")
-        raise typer.Exit(ExitCode.FAILED)
+        end_with(ExitCode.FAILED, f"not right: {', '.join(wrong)}")
 
 
 def _print(findings: list[Finding], console: Console) -> None:

@@ -84,8 +84,7 @@ def explain(
         others = libraries(found, cluster, kind)
     if json_path != STDOUT:
         _print(found, others, cluster)
-    if json_path is not None:
-        write_json({**asdict(found), "libraries": [asdict(one) for one in others]}, json_path)
+    write_json({**asdict(found), "libraries": [asdict(one) for one in others]}, json_path)
 
 
 def _on_gpus(request: Request) -> Request:
@@ -131,12 +130,9 @@ def _explain_here(
         if tuned.table and (problem := tuned.problem_on_gpus()):
             tuned = Tuning(None, f"the model, not {tuned.reason}: {problem}")
     choice = select(request, algorithms.ALL, tuned.table)
-    if json_path is not None:
-        entry = {"choice": choice.plan.describe(), "reasons": choice.reasons}
-        write_json({**entry, "tuning": tuned.reason}, json_path)
-        if json_path == STDOUT:
-            return
-    console = make_console()
+    entry = {"choice": choice.plan.describe(), "reasons": choice.reasons}
+    write_json({**entry, "tuning": tuned.reason}, json_path)
+    console = make_console(is_silent=json_path == STDOUT)
     cpus, gpus = f"{request.num_cpus} CPUs", f"GPUs, {request.ranks_per_gpu} on each"
     where = f"{world_size} ranks on {gpus if on_gpus else cpus}"
     names = ("algorithm", "time, or why not")
@@ -144,18 +140,18 @@ def _explain_here(
     for reason, same in _folded(choice.reasons).items():
         table.add_row("\n".join(same), reason)
     console.print(table)
-    console.print(f"choice: [bold]{choice.plan.describe()}[/bold]", highlight=False)
-    console.print(f"chosen by: {tuned.reason}", highlight=False)
+    console.print(f"choice: [bold]{choice.plan.describe()}[/bold]")
+    console.print(f"chosen by: {tuned.reason}")
 
 
 def _print(found: Comparison, others: list[Offer], cluster: Cluster) -> None:
     console = make_console()
     console.print(comparison_table(found, cluster))
     for line in [choice(found), *refused(found)]:
-        console.print(line, highlight=False)
+        console.print(line)
     console.print(library_table(others))
     for line in sources(others):
-        console.print(line, highlight=False)
+        console.print(line)
 
 
 def libraries(found: Comparison, cluster: Cluster, numerics: Numerics) -> list[Offer]:

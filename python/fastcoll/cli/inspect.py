@@ -24,6 +24,7 @@ from fastcoll.cli.console import (
     JsonFile,
     Wide,
     complain,
+    end_with,
     fit,
     make_console,
     make_table,
@@ -100,7 +101,7 @@ def _show(statuses: list[RankStatus], last: int, now_us: int, console: Console) 
     table, left_out = fit(partial(_table, statuses, last, now_us), _SPARE, console)
     console.print(table)
     if left_out:
-        console.print(left_out, highlight=False)
+        console.print(left_out)
 
 
 def to_metrics(statuses: list[RankStatus], now_us: int) -> str:
@@ -190,12 +191,9 @@ def inspect(
         typer.echo(to_metrics(statuses, now_us), nl=False)
     elif statuses and json_path != STDOUT:
         _show(statuses, last, now_us, make_console(wide))
-    if json_path is not None:
-        rows = [status.to_dict() for status in statuses]
-        write_json({"now_us": now_us, "ranks": rows}, json_path)
+    write_json({"now_us": now_us, "ranks": [status.to_dict() for status in statuses]}, json_path)
     if not statuses and not metrics:
-        complain("no rank of a group was found")
-        raise typer.Exit(ExitCode.FAILED)
+        end_with(ExitCode.FAILED, "no rank of a group was found")
 
 
 def _watch(pids: list[int], last: int, pause_s: float, wide: bool) -> None:

@@ -82,9 +82,8 @@ def plan(
     else:
         _print_narrow(sentences, plan_title(workload, cluster), console)
     for line in remarks(sentences, workload, cluster):
-        console.print(line, highlight=False)
-    if json_path is not None:
-        write_json(plan_json(sentences), json_path)
+        console.print(line)
+    write_json(plan_json(sentences), json_path)
     if all(one.problem for one in sentences):
         raise typer.Exit(ExitCode.FAILED)
 
@@ -93,9 +92,9 @@ def _print_narrow(sentences: list[Sentence], title: str, console: Console) -> No
     """Print a table of the numbers, and below it the phrases of each strategy, a line each."""
     console.print(plan_table(sentences, title, with_phrases=False))
     for one in sentences:
-        console.print(f"[bold]{one.strategy}[/bold]", highlight=False)
+        console.print(f"[bold]{one.strategy}[/bold]")
         for line in _phrases(one):
-            console.print(f"  {line}", highlight=False)
+            console.print(f"  {line}")
 
 
 def _sizes(text: str) -> dict[str, int]:
@@ -106,10 +105,7 @@ def _sizes(text: str) -> dict[str, int]:
 
 
 def _print_mappings(found: list[Mapped], cluster: Cluster, json_path: Path | None) -> None:
-    if json_path is not None:
-        write_json([{**asdict(one), "time_us": one.time_us} for one in found], json_path)
-        if json_path == STDOUT:
-            return
+    write_json([{**asdict(one), "time_us": one.time_us} for one in found], json_path)
     title = f"{cluster.num_ranks} ranks: {cluster.num_nodes} x {cluster.machine.name}"
     axes = sorted(found[0].order)
     numbers = (*axes, "all", "of the best")
@@ -124,7 +120,7 @@ def _print_mappings(found: list[Mapped], cluster: Cluster, json_path: Path | Non
             format_number(one.time_us / 1e3),
             f"{format_number(ratio)}x",
         )
-    make_console().print(table)
+    make_console(is_silent=json_path == STDOUT).print(table)
 
 
 def count_option(text: str) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from fastcoll.cli.console import ExitCode, complain, parsed, quiet_progress
+from fastcoll.cli.console import ExitCode, end_with, parsed, quiet_progress
 from fastcoll.measure.pattern import Cell
 from fastcoll.measure.pool import NotMeasured, available_cpus
 from fastcoll.measure.sizes import format_size, parse_sizes
@@ -90,5 +90,4 @@ def point_progress(cells: Sequence[Cell], refusal: str) -> Iterator[Callable[[Ce
         try:
             yield show_point
         except NotMeasured as error:
-            complain(f"{refusal}: {error}")
-            raise typer.Exit(ExitCode.FAILED) from None
+            end_with(ExitCode.FAILED, f"{refusal}: {error}")

@@ -50,11 +50,10 @@ def regret(
     console = make_console(is_silent=json_path == STDOUT)
     if table.row_count:
         console.print(table)
-    console.print(score(document), highlight=False)
+    console.print(score(document))
     for line in without_choice(document):
-        console.print(line, highlight=False)
-    if json_path is not None:
-        write_json(document, json_path, to_text(document))
+        console.print(line)
+    write_json(document, json_path, to_text)
 
 
 def regret_table(document: Json) -> Table:

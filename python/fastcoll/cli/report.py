@@ -78,8 +78,7 @@ def report(
     out.write_text(page(f"fastcoll on {topology}", lines, _sections(found)), encoding="utf-8")
     if json_path != STDOUT:
         typer.echo(f"report: {out}")
-    if json_path is not None:
-        write_json(found.as_json(), json_path)
+    write_json(found.as_json(), json_path)
 
 
 def _sections(found: Findings) -> list[Section]:

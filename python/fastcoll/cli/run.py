@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fastcoll.cli.console import complain
+from fastcoll.cli.console import end_with
 from fastcoll.ranks.output import Sink
 from fastcoll.ranks.processes import Program, Ranks
 
@@ -53,8 +53,7 @@ def run(
     with Ranks(Program(command, ranks, sinks, bind)) as started:
         started.wait(keep_going)
     if failure := started.first_failure():
-        complain(failure.describe(ranks))
-        raise typer.Exit(failure.exit_code)
+        end_with(failure.exit_code, failure.describe(ranks))
 
 
 def _sink(fd: int) -> Sink:

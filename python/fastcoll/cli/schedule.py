@@ -69,8 +69,7 @@ def schedule(
     title = f"{verb} by {algorithm}, {ranks} ranks, {format_size(size_bytes)}"
     if json_path != STDOUT:
         _print(built, proof, timing, title)
-    if json_path is not None:
-        write_json(schedule_json(built, proof, timing, size_bytes), json_path)
+    write_json(schedule_json(built, proof, timing, size_bytes), json_path)
     if plot is not None:
         save(draw(built, timing, title), plot)
         typer.echo(f"picture: {plot}", err=json_path == STDOUT)

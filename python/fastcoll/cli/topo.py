@@ -68,7 +68,7 @@ def topo(
             write_json(_document_of(machine, network), json_path)
         if machine == HERE:
             for problem in find(affinity()).problems:
-                console.print(f"not found: {problem}", highlight=False, style="yellow")
+                console.print(f"not found: {problem}", style="yellow")
         found = machine_named(machine) if machine else None
         between = load_network(network) if network else None
     if found is None and between is None:
@@ -85,7 +85,7 @@ def _print_machine(machine: Machine, console: Console) -> None:
         for table in in_parts(partial(bandwidth_matrix, machine), machine.ranks, console):
             console.print(table)
         for line in rings_of(machine):
-            console.print(line, highlight=False)
+            console.print(line)
 
 
 def _document_of(machine: str | None, network: str | None) -> object:

@@ -4,9 +4,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import typer
-
-from fastcoll.cli.console import ExitCode, complain
+from fastcoll.cli.console import ExitCode, end_with
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.machine.cpu import affinity
 from fastcoll_model.errors import ModelError
@@ -62,5 +60,4 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except (UsageError, UnsupportedError, ModelError) as error:
-        complain(str(error))
-        raise typer.Exit(ExitCode.USAGE) from None
+        end_with(ExitCode.USAGE, str(error))

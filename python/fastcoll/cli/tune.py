@@ -124,7 +124,7 @@ def _print_part(part: Json, path: Path, remarks: list[str]) -> None:
         remarks.append("not complete: run the command again to go on")
     remarks.append(f"table: {path}; groups use it with {env.TUNING.name}={path.name} on every rank")
     for remark in remarks:
-        console.print(remark, highlight=False, markup=False)
+        console.print(remark, markup=False)
 
 
 def fastest_table(document: Json) -> Table:
