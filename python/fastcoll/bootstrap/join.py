@@ -7,6 +7,7 @@ how a group uses its connections.
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 from fastcoll.bootstrap.deadline import Deadline
@@ -22,7 +23,7 @@ from fastcoll.bootstrap.identity import (
     why_apart,
 )
 from fastcoll.bootstrap.mesh import Mesh
-from fastcoll.bootstrap.node_map import Seat
+from fastcoll.bootstrap.node_map import NodeMap, Seat
 from fastcoll.bootstrap.os_errors import as_driver_error
 from fastcoll.bootstrap.rendezvous import Listener
 from fastcoll.errors import DesyncError, UsageError
@@ -93,25 +94,16 @@ def join(
         PeerLostError: A rank died on the way.
         DriverError: The operating system refused a rank a descriptor or memory.
     """
-    listener = None
-    try:
+    with ExitStack() as at_end:
         try:
-            listener = Listener()
+            listener = at_end.enter_context(closing(Listener()))
             hello = describe_rank(listener.address, listener.token, terms, members, tuning)
         except OSError as error:
             exchange.gather(excuse(error), deadline)  # the others wait for an introduction
             raise
         hellos = meet(exchange.gather(hello.to_dict(), deadline))
-        if any(other.ranks != hello.ranks for other in hellos):
-            sides = "; ".join(f"rank {rank}: {other.ranks}" for rank, other in enumerate(hellos))
-            raise DesyncError(f"new_group() needs the same ranks on every rank, got {sides}")
         ranks = list(members) or list(range(exchange.world_size))
-        chosen = [hellos[rank] for rank in ranks]
-        if exchange.node_map is not None:
-            require_same_nodes(chosen, ranks, exchange.node_map)
-        elif exchange.rank == 0 and (apart := why_apart(chosen)):
-            say_once(apart)
-        node_map = map_nodes(chosen)
+        node_map = _map_ranks(exchange, hellos, ranks)
         if exchange.rank not in ranks:
             return None
         rank = ranks.index(exchange.rank)
@@ -128,6 +120,16 @@ def join(
                 raise
             raise on_failure(seat, error) from error
         return Peers(mesh, here, seat)
-    finally:
-        if listener is not None:
-            listener.close()
+
+
+def _map_ranks(exchange: Exchange, hellos: Sequence[Hello], ranks: Sequence[int]) -> NodeMap:
+    """Return which of the ranks to connect share memory; raises as `join`, on every rank alike."""
+    if any(other.ranks != hellos[0].ranks for other in hellos):
+        sides = "; ".join(f"rank {rank}: {other.ranks}" for rank, other in enumerate(hellos))
+        raise DesyncError(f"new_group() needs the same ranks on every rank, got {sides}")
+    chosen = [hellos[rank] for rank in ranks]
+    if exchange.node_map is not None:
+        require_same_nodes(chosen, ranks, exchange.node_map)
+    elif exchange.rank == 0 and (apart := why_apart(chosen)):
+        say_once(apart)
+    return map_nodes(chosen)
