@@ -16,6 +16,8 @@ from fastcoll.types import REDUCE_OPS, OpLike, ReduceOp
 
 Tensors = Sequence[torch.Tensor]
 Lists = Sequence[Sequence[torch.Tensor]]
+One = Tensors | torch.Tensor  # a list of one tensor, or the tensor itself
+Limit = timedelta | None
 
 
 def op_of(opts: Any) -> OpLike:
@@ -32,7 +34,7 @@ def root_of(opts: Any) -> int:
     return opts.rootRank if opts is not None else 0
 
 
-def one_of(tensors: Tensors | torch.Tensor) -> torch.Tensor:
+def one_of(tensors: One) -> torch.Tensor:
     if type(tensors) is not list and isinstance(tensors, torch.Tensor):
         return tensors
     if len(tensors) != 1:
@@ -51,7 +53,7 @@ def parts_of(lists: Lists | Tensors) -> Tensors | None:
     return lists[0]
 
 
-def options_of(kind: type[Any], timeout: timedelta | None, **values: object) -> Any:
+def options_of(kind: type[Any], timeout: Limit, **values: object) -> Any:
     """Return the options of a call in torch's short form; None is torch's default."""
     opts = kind()
     for name, value in {"timeout": timeout, **values}.items():

@@ -34,7 +34,9 @@ from fastcoll.calls.parts import PartsCall
 from fastcoll.calls.work import completed
 from fastcoll.errors import CollectiveTimeout, UsageError
 from fastcoll.integrations.torch_arguments import (
+    Limit,
     Lists,
+    One,
     Tensors,
     one_of,
     op_of,
@@ -53,55 +55,42 @@ class FastcollProcessGroup(BaseProcessGroup):
     """A torch process group whose calls a communicator carries out."""
 
     def allreduce(
-        self,
-        tensors: Tensors | torch.Tensor,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-        *,
-        op: object = None,
+        self, tensors: One, opts: Any = None, timeout: Limit = None, *, op: object = None
     ) -> TorchWork | None:
         """See `fastcoll.all_reduce`. In short: tensor, op, timeout."""
         if type(opts) is not AllreduceOptions:
             opts = options_of(AllreduceOptions, timeout, reduceOp=op if opts is None else opts)
         tensor, op = one_of(tensors), op_of(opts)
-        comm, asynchronous, limit_s = self._begin(opts)
+        comm, is_async, limit_s = self._begin(opts)
         if tensor.is_sparse:
             sum_sparse(comm, tensor, op)
-            return self._handle(completed([tensor])) if asynchronous else None
-        return self._handle(
-            reductions.all_reduce(tensor, op, comm, asynchronous, timeout_s=limit_s)
-        )
+            return self._handle(completed([tensor])) if is_async else None
+        work = reductions.all_reduce(tensor, op, comm, is_async, timeout_s=limit_s)
+        return self._handle(work)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.all_reduce_coalesced`."""
-        comm, asynchronous, limit_s = self._begin(opts)
-        return self._handle(
-            lists.all_reduce_coalesced(tensors, op_of(opts), comm, asynchronous, timeout_s=limit_s)
-        )
+        comm, is_async, limit_s = self._begin(opts)
+        work = lists.all_reduce_coalesced(tensors, op_of(opts), comm, is_async, timeout_s=limit_s)
+        return self._handle(work)
 
     def broadcast(
-        self,
-        tensors: Tensors | torch.Tensor,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-        *,
-        root: int | None = None,
+        self, tensors: One, opts: Any = None, timeout: Limit = None, *, root: int | None = None
     ) -> TorchWork | None:
         """See `fastcoll.broadcast`. In short: tensor, root, timeout."""
         if type(opts) is not BroadcastOptions:
             opts = options_of(BroadcastOptions, timeout, rootRank=root if opts is None else opts)
         tensor = one_of(tensors)
-        comm, asynchronous, limit_s = self._begin(opts)
-        return self._handle(
-            moves.broadcast(tensor, root_of(opts), comm, asynchronous, timeout_s=limit_s)
-        )
+        comm, is_async, limit_s = self._begin(opts)
+        work = moves.broadcast(tensor, root_of(opts), comm, is_async, timeout_s=limit_s)
+        return self._handle(work)
 
     def reduce(
         self,
-        tensors: Tensors | torch.Tensor,
+        tensors: One,
         opts: Any = None,
         op: object = None,
-        timeout: timedelta | None = None,
+        timeout: Limit = None,
         *,
         root: int | None = None,
     ) -> TorchWork | None:
@@ -110,27 +99,20 @@ class FastcollProcessGroup(BaseProcessGroup):
             root = root if opts is None else opts
             opts = options_of(ReduceOptions, timeout, rootRank=root, reduceOp=op)
         tensor, root = one_of(tensors), root_of(opts)
-        comm, asynchronous, limit_s = self._begin(opts)
-        return self._handle(
-            reductions.reduce(tensor, root, op_of(opts), comm, asynchronous, timeout_s=limit_s)
-        )
+        comm, is_async, limit_s = self._begin(opts)
+        work = reductions.reduce(tensor, root, op_of(opts), comm, is_async, timeout_s=limit_s)
+        return self._handle(work)
 
     def allgather(
-        self,
-        outputs: Lists | Tensors,
-        inputs: Tensors | torch.Tensor,
-        opts: Any = None,
-        *,
-        timeout: timedelta | None = None,
+        self, outputs: Lists | Tensors, inputs: One, opts: Any = None, *, timeout: Limit = None
     ) -> TorchWork | None:
         """See `fastcoll.all_gather`. In short: outputs, input, timeout."""
         if type(opts) is not AllgatherOptions:
             opts = options_of(AllgatherOptions, timeout if opts is None else opts)
         parts = parts_of(outputs) or ()
-        comm, asynchronous, limit_s = self._begin(opts)
-        return self._handle(
-            moves.all_gather(parts, one_of(inputs), comm, asynchronous, timeout_s=limit_s)
-        )
+        comm, is_async, limit_s = self._begin(opts)
+        work = moves.all_gather(parts, one_of(inputs), comm, is_async, timeout_s=limit_s)
+        return self._handle(work)
 
     def allgather_coalesced(
         self, outputs: Lists, inputs: Tensors, opts: Any = None
@@ -139,39 +121,38 @@ class FastcollProcessGroup(BaseProcessGroup):
         if any(len(of_rank) != len(inputs) for of_rank in outputs):
             sizes = [len(of_rank) for of_rank in outputs]
             raise UsageError(f"{len(inputs)} tensors to gather, but lists for {sizes} of them")
-        comm, asynchronous, limit_s = self._begin(opts)
+        comm, is_async, limit_s = self._begin(opts)
         calls = (
             PartsCall(verb=Verb.all_gather, input=tensor, output=parts, timeout_s=limit_s)
             for *parts, tensor in zip(*outputs, inputs, strict=True)
         )
-        return self._handle(comm.issue_all(calls, asynchronous))
+        return self._handle(comm.issue_all(calls, is_async))
 
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> TorchWork | None:
         """See `fastcoll.all_gather_into_tensor`."""
-        comm, asynchronous, limit_s = self._begin(opts)
-        return self._handle(
-            moves.all_gather_into_tensor(output, input, comm, asynchronous, timeout_s=limit_s)
-        )
+        comm, is_async, limit_s = self._begin(opts)
+        work = moves.all_gather_into_tensor(output, input, comm, is_async, timeout_s=limit_s)
+        return self._handle(work)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> TorchWork | None:
         """See `fastcoll.all_gather_into_tensor_coalesced`."""
-        comm, asynchronous, limit_s = self._begin(opts)
+        comm, is_async, limit_s = self._begin(opts)
         return self._handle(
             lists.all_gather_into_tensor_coalesced(
-                outputs, inputs, comm, asynchronous, timeout_s=limit_s
+                outputs, inputs, comm, is_async, timeout_s=limit_s
             )
         )
 
     def reduce_scatter(
         self,
-        outputs: Tensors | torch.Tensor,
+        outputs: One,
         inputs: Lists | Tensors,
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Limit = None,
         *,
         op: object = None,
     ) -> TorchWork | None:
@@ -179,10 +160,10 @@ class FastcollProcessGroup(BaseProcessGroup):
         if type(opts) is not ReduceScatterOptions:
             opts = options_of(ReduceScatterOptions, timeout, reduceOp=op if opts is None else opts)
         parts = parts_of(inputs) or ()
-        comm, asynchronous, limit_s = self._begin(opts)
+        comm, is_async, limit_s = self._begin(opts)
         return self._handle(
             reductions.reduce_scatter(
-                one_of(outputs), parts, op_of(opts), comm, asynchronous, timeout_s=limit_s
+                one_of(outputs), parts, op_of(opts), comm, is_async, timeout_s=limit_s
             )
         )
 
@@ -190,10 +171,10 @@ class FastcollProcessGroup(BaseProcessGroup):
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> TorchWork | None:
         """See `fastcoll.reduce_scatter_tensor`."""
-        comm, asynchronous, limit_s = self._begin(opts)
+        comm, is_async, limit_s = self._begin(opts)
         return self._handle(
             reductions.reduce_scatter_tensor(
-                output, input, op_of(opts), comm, asynchronous, timeout_s=limit_s
+                output, input, op_of(opts), comm, is_async, timeout_s=limit_s
             )
         )
 
@@ -201,19 +182,19 @@ class FastcollProcessGroup(BaseProcessGroup):
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> TorchWork | None:
         """See `fastcoll.reduce_scatter_tensor_coalesced`."""
-        comm, asynchronous, limit_s = self._begin(opts)
+        comm, is_async, limit_s = self._begin(opts)
         return self._handle(
             lists.reduce_scatter_tensor_coalesced(
-                outputs, inputs, op_of(opts), comm, asynchronous, timeout_s=limit_s
+                outputs, inputs, op_of(opts), comm, is_async, timeout_s=limit_s
             )
         )
 
     def gather(
         self,
         outputs: Lists | Tensors,
-        inputs: Tensors | torch.Tensor,
+        inputs: One,
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Limit = None,
         *,
         root: int | None = None,
     ) -> TorchWork | None:
@@ -221,28 +202,24 @@ class FastcollProcessGroup(BaseProcessGroup):
         if type(opts) is not GatherOptions:
             opts = options_of(GatherOptions, timeout, rootRank=root if opts is None else opts)
         parts = parts_of(outputs)
-        comm, asynchronous, limit_s = self._begin(opts)
-        return self._handle(
-            moves.gather(
-                one_of(inputs), parts, root_of(opts), comm, asynchronous, timeout_s=limit_s
-            )
-        )
+        comm, is_async, limit_s = self._begin(opts)
+        work = moves.gather(one_of(inputs), parts, root_of(opts), comm, is_async, timeout_s=limit_s)
+        return self._handle(work)
 
     def gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: GatherOptions | None = None
     ) -> TorchWork | None:
         """See `fastcoll.gather_single`."""
-        comm, asynchronous, limit_s = self._begin(opts)
-        return self._handle(
-            moves.gather_single(input, output, root_of(opts), comm, asynchronous, timeout_s=limit_s)
-        )
+        comm, is_async, limit_s = self._begin(opts)
+        work = moves.gather_single(input, output, root_of(opts), comm, is_async, timeout_s=limit_s)
+        return self._handle(work)
 
     def scatter(
         self,
-        outputs: Tensors | torch.Tensor,
+        outputs: One,
         inputs: Lists | Tensors,
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Limit = None,
         *,
         root: int | None = None,
     ) -> TorchWork | None:
@@ -250,11 +227,9 @@ class FastcollProcessGroup(BaseProcessGroup):
         if type(opts) is not ScatterOptions:
             opts = options_of(ScatterOptions, timeout, rootRank=root if opts is None else opts)
         parts = parts_of(inputs)
-        comm, asynchronous, limit_s = self._begin(opts)
+        comm, is_async, limit_s = self._begin(opts)
         return self._handle(
-            moves.scatter(
-                one_of(outputs), parts, root_of(opts), comm, asynchronous, timeout_s=limit_s
-            )
+            moves.scatter(one_of(outputs), parts, root_of(opts), comm, is_async, timeout_s=limit_s)
         )
 
     def all_to_all_single(
@@ -265,7 +240,7 @@ class FastcollProcessGroup(BaseProcessGroup):
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,
         *,
-        timeout: timedelta | None = None,
+        timeout: Limit = None,
     ) -> TorchWork | None:
         """See `fastcoll.all_to_all_single`; torch gives an empty list for equal parts.
 
@@ -274,25 +249,24 @@ class FastcollProcessGroup(BaseProcessGroup):
         if type(opts) is not AllToAllOptions:
             opts = options_of(AllToAllOptions, timeout if opts is None else opts)
         splits = output_split_sizes or None, input_split_sizes or None
-        comm, asynchronous, limit_s = self._begin(opts)
+        comm, is_async, limit_s = self._begin(opts)
         work: Any = moves.all_to_all_single(  # the output is given, so it is not returned
-            output, input, *splits, comm, asynchronous, timeout_s=limit_s
+            output, input, *splits, comm, is_async, timeout_s=limit_s
         )
         return self._handle(work)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork | None:
         """See `fastcoll.all_to_all`."""
-        comm, asynchronous, limit_s = self._begin(opts)
-        return self._handle(
-            moves.all_to_all(outputs, inputs, comm, asynchronous, timeout_s=limit_s)
-        )
+        comm, is_async, limit_s = self._begin(opts)
+        work = moves.all_to_all(outputs, inputs, comm, is_async, timeout_s=limit_s)
+        return self._handle(work)
 
-    def barrier(self, opts: Any = None, *, timeout: timedelta | None = None) -> TorchWork | None:
+    def barrier(self, opts: Any = None, *, timeout: Limit = None) -> TorchWork | None:
         """See `fastcoll.barrier`. In short: timeout."""
         if type(opts) is not BarrierOptions:
             opts = options_of(BarrierOptions, timeout if opts is None else opts)
-        comm, asynchronous, limit_s = self._begin(opts)
-        return self._handle(moves.barrier(comm, asynchronous, timeout_s=limit_s))
+        comm, is_async, limit_s = self._begin(opts)
+        return self._handle(moves.barrier(comm, is_async, timeout_s=limit_s))
 
     def monitored_barrier(
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
