@@ -34,22 +34,6 @@ from fastcoll.trust import make_folder, require_trusted
 # A compiler on a busy machine; alone it takes 15 s.
 LIMIT_S = 300.0
 _SOURCE = Path(__file__).with_name("c10d_backend.cpp")
-_HEADERS = tuple(
-    _SOURCE.with_name(name)
-    for name in (
-        "c10d_calls.h",
-        "c10d_names.h",
-        "c10d_direct.h",
-        "c10d_operators.h",
-        "c10d_runner.h",
-        "c10d_threads.h",
-        "c10d_transfers.h",
-        "c10d_verbs.h",
-        "c10d_work.h",
-        "core_api.h",
-        "gil.h",
-    )
-)
 # Errors of a compiler that may be gone at the next try.
 _PASSING = ("No space left", "Disk quota", "Killed", "annot allocate memory")
 _FLAGS = ("-std=c++20", "-O2", "-g0", "-fPIC", "-fvisibility=hidden")
@@ -220,7 +204,7 @@ def _take(lock: int, end: float) -> None:
 def _fingerprint() -> str:
     parts = (
         _SOURCE.read_bytes(),
-        *(header.read_bytes() for header in _HEADERS),
+        *(header.read_bytes() for header in sorted(Path(__file__).parent.glob("*.h"))),
         " ".join(_FLAGS).encode(),
         torch.__version__.encode(),
         str(torch.__file__).encode(),
