@@ -35,24 +35,11 @@ from jax.interpreters import mlir
 from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.native import _C
-from fastcoll.types import REDUCE_OPS, DType, Op
+from fastcoll.types import REDUCE_OPS, DType, Op, Verb
 
 TARGET = "fastcoll_call"
 # Those of fastcoll.types.Verb, and three more; csrc/python/jax_calls.cpp has the same numbers.
-CODES = {
-    "all_reduce": 0,
-    "reduce_scatter": 1,
-    "all_gather": 2,
-    "broadcast": 3,
-    "barrier": 4,
-    "all_to_all": 5,
-    "gather": 6,
-    "scatter": 7,
-    "reduce": 8,
-    "send": 9,
-    "recv": 10,
-    "sendrecv": 11,
-}
+CODES = {verb.name: int(verb) for verb in Verb} | {"send": 9, "recv": 10, "sendrecv": 11}
 _NAMES = {code: name for name, code in CODES.items()}
 # The result of a call that has none. XLA drops operations whose results have no elements.
 _NOTHING = ShapedArray((1,), np.dtype(np.uint8))
