@@ -6,13 +6,13 @@ order of their garbage collectors does not matter. All ranks run the same alloca
 facts, which they gather at each allocation. Must not know tensors or verbs.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from fastcoll.errors import DesyncError, FastcollError
-from fastcoll.memory.spans import Spans
 
 ALIGNMENT_BYTES = 256
 ARENA_BYTES = 64 << 20  # sparse: pages come with their first use
@@ -41,6 +41,37 @@ class Block:
     block_id: int
     ptr: int
     num_bytes: int
+
+
+class Spans:
+    """Free spans of an arena of `num_bytes`, by offset: first fit, neighbours merge.
+
+    The same calls give the same offsets on every rank.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._free: list[tuple[int, int]] = [(0, num_bytes)]
+
+    def take(self, num_bytes: int) -> int | None:
+        """Return the offset of the first span that fits, now taken, or None."""
+        for i, (offset, size) in enumerate(self._free):
+            if size < num_bytes:
+                continue
+            rest = [(offset + num_bytes, size - num_bytes)] if size > num_bytes else []
+            self._free[i : i + 1] = rest
+            return offset
+        return None
+
+    def give(self, offset: int, num_bytes: int) -> None:
+        """Give a taken span back."""
+        insort(self._free, (offset, num_bytes))
+        merged: list[tuple[int, int]] = []
+        for start, size in self._free:
+            if merged and sum(merged[-1]) == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((start, size))
+        self._free = merged
 
 
 @dataclass
