@@ -12,6 +12,7 @@ import operator
 import os
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -30,7 +31,7 @@ _LAST_S = 0.5  # for the store to answer a question at the end of the limit
 T = TypeVar("T")
 
 
-class Exchange(Protocol):
+class Exchange(ABC):
     """A way to send facts to all other ranks.
 
     Attributes:
@@ -40,23 +41,21 @@ class Exchange(Protocol):
 
     rank: int
     world_size: int
-    node_map: NodeMap | None
+    store: Store | None = None
+    node_map: NodeMap | None = None
 
-    @property
-    def store(self) -> Store | None:
-        """The store."""
-
+    @abstractmethod
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
         """Give `facts` and return those of all ranks, by rank. Collective."""
 
     def is_gone(self, peer: int) -> bool:
         """Return whether a rank is known to be gone; False also where that can't be known."""
+        del peer  # a store, or a process group of torch's, does not know which ranks live
+        return False
 
 
-class StoreExchange:
+class StoreExchange(Exchange):
     """Through a torch.distributed store that all ranks can reach."""
-
-    node_map: NodeMap | None = None
 
     def __init__(self, store: Store, rank: int, world_size: int, name: str = "world") -> None:
         """Meet over `store` the ranks that make the group of this name, the same on all ranks."""
@@ -70,12 +69,10 @@ class StoreExchange:
             raise UsageError(f"rank {rank} is outside a world of {world_size}")
         self.rank = rank
         self.world_size = world_size
-        self.store: Store | None = store
+        self.store = store
         self._store = PrefixStore(f"fastcoll/{name}/{world_size}", store)
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
-        """Give `facts` and return those of all ranks, by rank. Collective."""
-
         # The n-th exchange of one rank on this store meets the n-th of the others, independent of
         # all else. So groups can be made again and again on one store.
         def publish() -> int:
@@ -99,10 +96,6 @@ class StoreExchange:
             with contextlib.suppress(RuntimeError):
                 self._ask(leave, deadline)
             raise
-
-    def is_gone(self, peer: int) -> bool:
-        """Return False: a store does not know which ranks live."""
-        return False
 
     def _collect(self, keys: list[str], count: int, deadline: Deadline) -> list[Facts]:
         # Polled, as a store's own wait is not ended by Ctrl-C.
@@ -185,11 +178,8 @@ def _usable_store(group: dist.ProcessGroup) -> Store | None:
     return None if type(store) is Store else found
 
 
-class CollectiveExchange:
+class CollectiveExchange(Exchange):
     """Through a collective of a torch process group that has no store, such as one of MPI."""
-
-    node_map: NodeMap | None = None
-    store: Store | None = None
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank = group.rank()
@@ -197,7 +187,6 @@ class CollectiveExchange:
         self._group = group
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
-        """Give `facts` and return those of all ranks, by rank. Collective."""
         texts: list[str] = [""] * self.world_size
 
         def gather() -> None:
@@ -214,10 +203,6 @@ class CollectiveExchange:
             ) from None
         return [json.loads(text) for text in texts]
 
-    def is_gone(self, peer: int) -> bool:
-        """Return False: a process group does not know which ranks live."""
-        return False
-
 
 class GathersBytes(Protocol):
     """The methods of a group that are used while a part of it becomes a group."""
@@ -233,26 +218,24 @@ class GathersBytes(Protocol):
     def gather_bytes(self, data: bytes, limit_s: float | None = None) -> list[bytes]:
         """Give bytes and return those of all ranks, by rank. Collective."""
 
+    def peer_is_gone(self, peer: int) -> bool:
+        """Return whether a rank's process is known to have ended or left."""
 
-class BytesExchange:
-    """Through a fastcoll group that exists already; `is_gone` asks it about its ranks."""
 
-    node_map: NodeMap | None = None
+class BytesExchange(Exchange):
+    """Through a fastcoll group that exists already, which knows which of its ranks are gone."""
 
-    def __init__(
-        self,
-        group: GathersBytes,
-        store: Store | None = None,
-        is_gone: Callable[[int], bool] = lambda peer: False,
-    ) -> None:
+    def __init__(self, group: GathersBytes, store: Store | None = None) -> None:
         self.rank = group.rank
         self.world_size = group.world_size
         self.store = store
         self._group = group
-        self.is_gone = is_gone
+
+    def is_gone(self, peer: int) -> bool:
+        """See `Exchange.is_gone`."""
+        return self._group.peer_is_gone(peer)
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
-        """Give `facts` and return those of all ranks, by rank. Collective."""
         limit_s = max(deadline.left_s(), _LAST_S)
         rows = self._group.gather_bytes(json.dumps(facts).encode(), limit_s)
         return [json.loads(row) for row in rows]

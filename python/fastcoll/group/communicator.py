@@ -266,7 +266,7 @@ class Communicator(_C.Group, BaseGroup):
         return group
 
     def _exchange(self) -> BytesExchange:
-        return BytesExchange(self, is_gone=self.peer_is_gone)
+        return BytesExchange(self)
 
     def _of_survivors(self, limit_s: float) -> "Communicator":
         found = shrink(self._mesh, self, lambda: create_region(self.world_size), limit_s)

@@ -328,7 +328,7 @@ class HierarchicalCommunicator(BaseGroup):
         return is_here and self._node_group.peer_is_gone(local_rank)
 
     def _exchange(self) -> BytesExchange:
-        exchange = BytesExchange(self, self._store, self.peer_is_gone)
+        exchange = BytesExchange(self, self._store)
         exchange.node_map = self.node_map
         return exchange
 
