@@ -13,10 +13,11 @@ from pathlib import Path
 
 from fastcoll.measure.machine import cpu_model, load_average, now
 from fastcoll.measure.pattern import make_cell
+from fastcoll.measure.pool import own_pool
 from fastcoll.measure.rounds import measure_cell
 from fastcoll.measure.sizes import format_number, format_size
 from fastcoll.measure.timer import Budget
-from fastcoll.measure.variants import SEGMENTS_BYTES, Variant, running_ranks, variants_of
+from fastcoll.measure.variants import SEGMENTS_BYTES, Variant, variants_of
 from fastcoll_model.builders import algorithms_of
 
 WORLDS = (2, 4)
@@ -28,7 +29,7 @@ SEGMENT_BYTES = SEGMENTS_BYTES[1]
 def measure(world: int, folder: Path) -> dict[str, list[str]]:
     """Return, for each algorithm, its median time at each size."""
     columns: dict[str, list[str]] = {}
-    with running_ranks(world, folder) as pool:
+    with own_pool("fastcoll_variants", world, folder) as pool:
         for size_bytes in SIZES_BYTES:
             cell = make_cell("all_reduce", "float32", "sum", size_bytes, world)
             own = [v for v in variants_of(pool, cell) if v.segment_bytes == SEGMENT_BYTES]

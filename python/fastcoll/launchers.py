@@ -95,7 +95,7 @@ def explain_no_launch(environ: Mapping[str, str]) -> str:
         missing = [name for name in TORCHRUN if name not in environ]
         there = [name for name in TORCHRUN if name in environ]
         return (
-            f"{_listed(there, 'is', 'are')} set, but {_listed(missing, 'is', 'are')} not: with "
+            f"{_listed(there)} set, but {_listed(missing)} not: with "
             f"{'it' if len(missing) == 1 else 'them'} this process would know its peers"
         )
     if hint := next((name for name in _HINTS if name in environ), None):
@@ -105,8 +105,8 @@ def explain_no_launch(environ: Mapping[str, str]) -> str:
     return ""
 
 
-def _listed(names: list[str], one: str, more: str) -> str:
-    return f"{' and '.join(names)} {one if len(names) == 1 else more}"
+def _listed(names: list[str]) -> str:
+    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
 
 def _of_mpi(environ: Mapping[str, str], one: _Launcher) -> Launch:

@@ -174,7 +174,7 @@ def test_rows_of_cpus_and_of_gpus_stay_side_by_side(
     measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "table.json"
-    monkeypatch.setattr(tune, "running_ranks", lambda *_: nullcontext(None))
+    monkeypatch.setattr(tune, "own_pool", lambda *_: nullcontext(None))
     with_cpus = run_tune(SETTINGS, path, tmp_path, lambda *_: None, CPU)
     with_both = tuned(path)
     assert with_both["rows"] == with_cpus["rows"]

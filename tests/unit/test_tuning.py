@@ -352,7 +352,7 @@ def test_regret_judges_every_verb_that_has_a_choice(
             outcomes.append(Outcome(variant.name, reason=refused, windows_us=windows))
         return outcomes
 
-    monkeypatch.setattr(regret, "running_ranks", lambda *_: nullcontext())
+    monkeypatch.setattr(regret, "own_pool", lambda *_: nullcontext())
     monkeypatch.setattr(regret, "measure_cell", measured)
     settings = Points((2,), (64, 1 << 20))
     document = run_regret(settings, tmp_path, lambda *_: None)

@@ -34,12 +34,12 @@ _LINGER_S = 1.0
 class Listener:
     """This rank's listening socket, under a random name, and the token that peers must show."""
 
-    def __init__(self, backlog: int = 128) -> None:
+    def __init__(self) -> None:
         self.address = f"fastcoll-{secrets.token_hex(16)}"
         self.token = secrets.token_hex(_TOKEN_BYTES)
         self._socket = socket.socket(*_SOCKET)
         self._socket.bind("\0" + self.address)
-        self._socket.listen(backlog)
+        self._socket.listen(128)
         self._nameless: dict[int, socket.socket] = {}  # by descriptor; rank not known yet
         # Closed to free a descriptor, so that a peer can be told that none is left.
         self._spare = self._socket.dup()

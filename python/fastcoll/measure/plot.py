@@ -9,14 +9,14 @@ from fastcoll.measure.sizes import format_size
 Json = dict[str, Any]
 
 
-def _new_figure(width: float, height: float, num_panels: int) -> tuple[Any, Any, Any]:
-    """Return (pyplot, figure, axes) without needing a display."""
+def _new_figure(width: float, height: float) -> tuple[Any, Any, Any]:
+    """Return (pyplot, figure, two axes) without needing a display."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, num_panels, figsize=(width, height), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(width, height), layout="constrained")
     for axis in axes:
         axis.grid(visible=True, which="major", alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
@@ -31,7 +31,7 @@ def _save(plt: Any, figure: Any, path: Path) -> None:
 
 def plot_bench(document: Json, path: Path) -> None:
     """Draw time against size for every library, and how many times slower each peer is."""
-    plt, figure, (times, ratios) = _new_figure(12, 4.6, 2)
+    plt, figure, (times, ratios) = _new_figure(12, 4.6)
     settings, rows = document["settings"], document["rows"]
     sizes = [row["size_bytes"] for row in rows]
     for library in document["libraries"]:
@@ -70,7 +70,7 @@ def plot_bench(document: Json, path: Path) -> None:
 
 def plot_demo(document: Json, path: Path) -> None:
     """Draw the loss curves of all phases, and the time each step spends communicating."""
-    plt, figure, (losses, bars) = _new_figure(11, 4.4, 2)
+    plt, figure, (losses, bars) = _new_figure(11, 4.4)
     styles = {
         "one process": {"color": "black", "linewidth": 4, "alpha": 0.25},
         "gloo": {"linewidth": 1.2, "linestyle": (0, (3, 3))},

@@ -14,11 +14,11 @@ from typing import Any, cast
 from fastcoll import env
 from fastcoll.choose import TuningTable, algorithms, select, tuning
 from fastcoll.measure.pattern import Cell
-from fastcoll.measure.pool import NotMeasured, Pool
+from fastcoll.measure.pool import NotMeasured, Pool, own_pool
 from fastcoll.measure.results import provenance
 from fastcoll.measure.rounds import Outcome, measure_cell
 from fastcoll.measure.timer import Budget, median_interval
-from fastcoll.measure.variants import Points, Variant, request_of, running_ranks
+from fastcoll.measure.variants import Points, Variant, request_of
 from fastcoll.types import REDUCTIONS, Numerics, Request, SingleCopy, Verb
 
 LIMIT = 0.10
@@ -139,7 +139,7 @@ def run_regret(settings: Points, folder: Path, on_turn: Callable[[Cell, str], No
     rows: list[Json] = []
     without: list[Json] = []
     for world in settings.worlds:
-        with running_ranks(world, folder) as pool:
+        with own_pool("fastcoll_variants", world, folder) as pool:
             for cell in settings.cells():
                 if cell.world_size != world:
                     continue

@@ -23,11 +23,11 @@ from fastcoll.measure.fit import Fit, Point, fit
 from fastcoll.measure.machine import now
 from fastcoll.measure.on_gpus import OnGpus
 from fastcoll.measure.pattern import Cell, make_cell
-from fastcoll.measure.pool import NotMeasured, Pool
+from fastcoll.measure.pool import NotMeasured, Pool, own_pool
 from fastcoll.measure.results import command_line, in_lines
 from fastcoll.measure.rounds import Contender, measure_cell
 from fastcoll.measure.timer import Budget, rounds_interval
-from fastcoll.measure.variants import Points, Variant, request_of, running_ranks, variants_of
+from fastcoll.measure.variants import Points, Variant, request_of, variants_of
 from fastcoll.trust import require_trusted
 
 # Many short rounds: passing load on the machine then meets all variants alike.
@@ -78,7 +78,7 @@ class OnCpus:
         }
 
     def running(self, world_size: int) -> AbstractContextManager[Pool]:
-        return running_ranks(world_size, self.folder)
+        return own_pool("fastcoll_variants", world_size, self.folder)
 
     def variants(self, ranks: Contender, cell: Cell) -> Sequence[Variant]:
         return variants_of(ranks, cell)

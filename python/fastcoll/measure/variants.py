@@ -4,16 +4,14 @@
 Decides which algorithms and segment sizes there are to compare. Knows nothing of tables.
 """
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fastcoll.choose import algorithms
 from fastcoll.machine import cpu
 from fastcoll.machine.cpu import cpu_quota
 from fastcoll.measure.pattern import Cell, make_cell
-from fastcoll.measure.pool import Pool, available_cpus, own_pool
+from fastcoll.measure.pool import available_cpus
 from fastcoll.measure.protocol import Reply
 from fastcoll.measure.rounds import Contender
 from fastcoll.types import Numerics, Request, SingleCopy
@@ -91,16 +89,14 @@ class Variant:
 
 
 def cpus_between(world_size: int) -> int:
-    """Return how many CPUs the ranks of `running_ranks` have between them."""
+    """Return how many CPUs fastcoll's own ranks have between them."""
     return min(world_size, len(available_cpus()), cpu_quota())
 
 
-def request_of(
-    cell: Cell, numerics: Numerics, algorithm: str = "auto", single_copy: SingleCopy = "never"
-) -> Request:
-    """Return the request of the ranks of `running_ranks` for a cell's call."""
+def request_of(cell: Cell, numerics: Numerics, single_copy: SingleCopy = "never") -> Request:
+    """Return the request for a cell's call of fastcoll's own ranks on CPUs."""
     return cell.request(
-        algorithm=algorithm,
+        algorithm="auto",
         numerics=numerics,
         num_cpus=cpus_between(cell.world_size),
         single_copy=single_copy,
@@ -130,12 +126,3 @@ def variants_of(ranks: Contender, cell: Cell) -> list[Variant]:
             else (_ONE_SEGMENT_BYTES,)
         )
     ]
-
-
-def running_ranks(world_size: int, folder: Path) -> AbstractContextManager[Pool]:
-    """Start ranks that take any variant, in a `with`.
-
-    Raises:
-        NotMeasured: A rank did not come up.
-    """
-    return own_pool("fastcoll_variants", world_size, folder)
