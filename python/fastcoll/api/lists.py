@@ -129,10 +129,6 @@ def all_gather_into_tensor_coalesced(
         timeout_s: Limit of this call.
     """
     call = ListCall(
-        verb=Verb.all_gather,
-        inputs=inputs,
-        outputs=outputs,
-        async_op=async_op,
-        timeout_s=timeout_s,
+        verb=Verb.all_gather, inputs=inputs, outputs=outputs, async_op=async_op, timeout_s=timeout_s
     )
     return issue(group, call, "all_gather_into_tensor_coalesced")

@@ -39,17 +39,15 @@ def broadcast(
         timeout_s: Limit of this call.
         group_src: In place of `src`: a rank in the group, also for a torch process group.
     """
-    return issue(
-        group,
-        Call(
-            verb=Verb.broadcast,
-            input=tensor,
-            output=tensor,
-            root=rank_in(group, src, "src", group_src),
-            async_op=async_op,
-            timeout_s=timeout_s,
-        ),
+    call = Call(
+        verb=Verb.broadcast,
+        input=tensor,
+        output=tensor,
+        root=rank_in(group, src, "src", group_src),
+        async_op=async_op,
+        timeout_s=timeout_s,
     )
+    return issue(group, call)
 
 
 @verb
@@ -71,16 +69,14 @@ def all_gather(
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
     """
-    return issue(
-        group,
-        PartsCall(
-            verb=Verb.all_gather,
-            input=tensor,
-            output=tensor_list,
-            async_op=async_op,
-            timeout_s=timeout_s,
-        ),
+    call = PartsCall(
+        verb=Verb.all_gather,
+        input=tensor,
+        output=tensor_list,
+        async_op=async_op,
+        timeout_s=timeout_s,
     )
+    return issue(group, call)
 
 
 @verb
@@ -101,16 +97,14 @@ def all_gather_into_tensor(
         async_op: Return a Work at once.
         timeout_s: Limit of this call.
     """
-    return issue(
-        group,
-        Call(
-            verb=Verb.all_gather,
-            input=input_tensor,
-            output=output_tensor,
-            async_op=async_op,
-            timeout_s=timeout_s,
-        ),
+    call = Call(
+        verb=Verb.all_gather,
+        input=input_tensor,
+        output=output_tensor,
+        async_op=async_op,
+        timeout_s=timeout_s,
     )
+    return issue(group, call)
 
 
 @verb
@@ -136,17 +130,15 @@ def gather(
         timeout_s: Limit of this call.
         group_dst: In place of `dst`: a rank in the group, also for a torch process group.
     """
-    return issue(
-        group,
-        PartsCall(
-            verb=Verb.gather,
-            input=tensor,
-            output=gather_list,
-            root=rank_in(group, dst, "dst", group_dst, default=0),
-            async_op=async_op,
-            timeout_s=timeout_s,
-        ),
+    call = PartsCall(
+        verb=Verb.gather,
+        input=tensor,
+        output=gather_list,
+        root=rank_in(group, dst, "dst", group_dst, default=0),
+        async_op=async_op,
+        timeout_s=timeout_s,
     )
+    return issue(group, call)
 
 
 @verb
@@ -173,18 +165,16 @@ def gather_single(
         timeout_s: Limit of this call.
         group_dst: In place of `dst`: a rank in the group, also for a torch process group.
     """
-    return issue(
-        group,
-        PartsCall(
-            verb=Verb.gather,
-            input=tensor,
-            output=gather_tensor,
-            root=rank_in(group, dst, "dst", group_dst, default=0),
-            single=True,
-            async_op=async_op,
-            timeout_s=timeout_s,
-        ),
+    call = PartsCall(
+        verb=Verb.gather,
+        input=tensor,
+        output=gather_tensor,
+        root=rank_in(group, dst, "dst", group_dst, default=0),
+        single=True,
+        async_op=async_op,
+        timeout_s=timeout_s,
     )
+    return issue(group, call)
 
 
 @verb
@@ -210,17 +200,15 @@ def scatter(
         timeout_s: Limit of this call.
         group_src: In place of `src`: a rank in the group, also for a torch process group.
     """
-    return issue(
-        group,
-        PartsCall(
-            verb=Verb.scatter,
-            input=scatter_list,
-            output=tensor,
-            root=rank_in(group, src, "src", group_src, default=0),
-            async_op=async_op,
-            timeout_s=timeout_s,
-        ),
+    call = PartsCall(
+        verb=Verb.scatter,
+        input=scatter_list,
+        output=tensor,
+        root=rank_in(group, src, "src", group_src, default=0),
+        async_op=async_op,
+        timeout_s=timeout_s,
     )
+    return issue(group, call)
 
 
 @verb
@@ -297,16 +285,14 @@ def all_to_all(
     Raises:
         DesyncError: A rank expects more or fewer elements than another one gives it.
     """
-    return issue(
-        group,
-        PartsCall(
-            verb=Verb.all_to_all,
-            input=input_tensor_list,
-            output=output_tensor_list,
-            async_op=async_op,
-            timeout_s=timeout_s,
-        ),
+    call = PartsCall(
+        verb=Verb.all_to_all,
+        input=input_tensor_list,
+        output=output_tensor_list,
+        async_op=async_op,
+        timeout_s=timeout_s,
     )
+    return issue(group, call)
 
 
 @verb

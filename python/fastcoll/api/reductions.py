@@ -63,21 +63,19 @@ def all_reduce(
         CollectiveTimeout: A rank did not come within the limit.
         PeerLostError: A rank died.
     """
-    return issue(
-        group,
-        Call(
-            verb=Verb.all_reduce,
-            input=tensor,
-            output=tensor if out is None else out,
-            op=op,
-            async_op=async_op,
-            then=then,
-            wire=wire,
-            algorithm=algorithm,
-            numerics=numerics,
-            timeout_s=timeout_s,
-        ),
+    call = Call(
+        verb=Verb.all_reduce,
+        input=tensor,
+        output=tensor if out is None else out,
+        op=op,
+        async_op=async_op,
+        then=then,
+        wire=wire,
+        algorithm=algorithm,
+        numerics=numerics,
+        timeout_s=timeout_s,
     )
+    return issue(group, call)
 
 
 @verb
@@ -110,20 +108,18 @@ def reduce(
         timeout_s: Limit of this call.
         group_dst: In place of `dst`: a rank in the group, also for a torch process group.
     """
-    return issue(
-        group,
-        Call(
-            verb=Verb.reduce,
-            input=tensor,
-            output=tensor if out is None else out,
-            op=op,
-            root=rank_in(group, dst, "dst", group_dst),
-            async_op=async_op,
-            algorithm=algorithm,
-            numerics=numerics,
-            timeout_s=timeout_s,
-        ),
+    call = Call(
+        verb=Verb.reduce,
+        input=tensor,
+        output=tensor if out is None else out,
+        op=op,
+        root=rank_in(group, dst, "dst", group_dst),
+        async_op=async_op,
+        algorithm=algorithm,
+        numerics=numerics,
+        timeout_s=timeout_s,
     )
+    return issue(group, call)
 
 
 @verb
@@ -155,21 +151,19 @@ def reduce_scatter_tensor(
         numerics: "same_bits" or "fast".
         timeout_s: Limit of this call.
     """
-    return issue(
-        group,
-        Call(
-            verb=Verb.reduce_scatter,
-            input=input,
-            output=output,
-            op=op,
-            async_op=async_op,
-            then=then,
-            wire=wire,
-            algorithm=algorithm,
-            numerics=numerics,
-            timeout_s=timeout_s,
-        ),
+    call = Call(
+        verb=Verb.reduce_scatter,
+        input=input,
+        output=output,
+        op=op,
+        async_op=async_op,
+        then=then,
+        wire=wire,
+        algorithm=algorithm,
+        numerics=numerics,
+        timeout_s=timeout_s,
     )
+    return issue(group, call)
 
 
 @verb
