@@ -92,10 +92,7 @@ if TYPE_CHECKING:
 __version__ = library_version()
 
 # Names whose modules few programs need, imported at first use: `import fastcoll` takes 30 ms less.
-_LATER = {
-    "HierarchicalCommunicator": "fastcoll.nodes.group",
-    "launch": "fastcoll.ranks.functions",
-}
+_LATER = {"HierarchicalCommunicator": "fastcoll.nodes.group", "launch": "fastcoll.ranks.functions"}
 
 
 def __getattr__(name: str) -> Any:

@@ -99,11 +99,7 @@ def init(
 
 
 def _on_store(
-    group: object,
-    store: Store | None,
-    rank: int | None,
-    world_size: int | None,
-    settings: Settings,
+    group: object, store: Store | None, rank: int | None, world_size: int | None, settings: Settings
 ) -> BaseGroup:
     """Return a group whose ranks meet at a store."""
     if group is not None or store is None or rank is None or world_size is None:

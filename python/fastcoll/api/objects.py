@@ -188,9 +188,7 @@ def recv_object_list(
 
 
 def monitored_barrier(
-    group: GroupLike = None,
-    timeout: float | timedelta | None = None,
-    wait_all_ranks: bool = False,
+    group: GroupLike = None, timeout: float | timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
     """Wait until every rank makes this call; the error names all missing ranks. Collective.
 

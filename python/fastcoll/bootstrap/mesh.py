@@ -68,11 +68,7 @@ class Mesh:
     """
 
     def __init__(
-        self,
-        rank: int,
-        socket_fds: Sequence[int],
-        pids: Sequence[int],
-        pidfds: Sequence[int],
+        self, rank: int, socket_fds: Sequence[int], pids: Sequence[int], pidfds: Sequence[int]
     ) -> None:
         self.rank = rank
         self.world_size = len(socket_fds)

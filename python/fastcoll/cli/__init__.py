@@ -93,11 +93,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end)
     try:
         app(prog_name="fastcoll")
-    except (
-        FastcollError,
-        ModelError,
-        OSError,
-    ) as error:
+    except (FastcollError, ModelError, OSError) as error:
         # A setting, or a disk that is full by now.
         complain(str(error))
         sys.exit(ExitCode.USAGE)

@@ -313,7 +313,7 @@ def print_document(document: Json, console: Console) -> None:
         f"{machine['num_usable_cpus']} cores of {machine['cpu_model']}; {settings['level']} level"
         f"{', symmetric tensors' if settings['symmetric'] else ''}"
         f"{', asynchronous calls' if settings['async_op'] else ''}; times in us: median over "
-        "windows of the slowest rank; ratios: of medians (of best windows)",
+        "windows of the slowest rank; ratios: of medians (of best windows)"
     )
     table, left_out = fit(partial(_own_table, rows, peers), _SPARE, console)
     console.print(table)

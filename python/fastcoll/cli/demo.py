@@ -68,7 +68,7 @@ def demo(
         console.print(
             f"Handwritten digits, {num_gradients(config.training):,} parameters "
             f"({4e-6 * num_gradients(config.training):.3g} MB of gradients), {ranks} ranks, "
-            f"{num_steps} steps of {config.training.batch_size} digits",
+            f"{num_steps} steps of {config.training.batch_size} digits"
         )
         with quiet_progress("starting the ranks", len(PHASES) * num_steps) as show:
 
@@ -112,7 +112,7 @@ def _print_document(document: Json, console: Console) -> None:
     console.print(
         f"communication takes [bold]{format_number(ratio)}x[/bold] less time with fastcoll than "
         "with Gloo"
-        + ("; both trainings end in the same bits" if document["same_bits_as_gloo"] else ""),
+        + ("; both trainings end in the same bits" if document["same_bits_as_gloo"] else "")
     )
     for check in document["checks"]:
         mark = "[green]passed[/green]" if check["passed"] else "[red]FAILED[/red]"

@@ -48,8 +48,7 @@ def explain(
     verb: Annotated[str, typer.Argument(help=", ".join(VERBS))],
     size: Annotated[str, typer.Argument(help="Size of the message, such as 1M.")],
     topology: Annotated[
-        str | None,
-        typer.Option(help=f"{MACHINE_HELP} Default: this machine, for real."),
+        str | None, typer.Option(help=f"{MACHINE_HELP} Default: this machine, for real.")
     ] = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Default: one full node; here: a rank on every CPU.")

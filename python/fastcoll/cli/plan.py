@@ -42,8 +42,7 @@ def plan(
     tokens: Annotated[int, typer.Option(min=1, help="Tokens per rank and step.")] = 4096,
     dtype_bytes: Annotated[int, typer.Option(min=1, max=8, help="2 for bf16.")] = 2,
     utilisation: Annotated[
-        float,
-        typer.Option(min=0.01, max=1, help="Share of the peak that computation reaches."),
+        float, typer.Option(min=0.01, max=1, help="Share of the peak that computation reaches.")
     ] = 0.4,
     ranks: Annotated[int | None, typer.Option(min=1, help="Default: one full node.")] = None,
     network: Annotated[str | None, typer.Option(help=NETWORK_HELP)] = None,

@@ -13,14 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
-from fastcoll.cli.console import (
-    STDOUT,
-    JsonFile,
-    in_parts,
-    make_console,
-    make_table,
-    write_json,
-)
+from fastcoll.cli.console import STDOUT, JsonFile, in_parts, make_console, make_table, write_json
 from fastcoll.cli.topologies import HERE, MACHINE_HELP, NETWORK_HELP, machine_named, refusals
 from fastcoll.machine.cpu import affinity
 from fastcoll_model.machines.described import describe

@@ -52,8 +52,7 @@ def tune(
     ] = "",
     verbs: Verbs = ALL_VERBS,
     minutes: Annotated[
-        float,
-        typer.Option(min=0.05, help="Stop after this long; run again to go on."),
+        float, typer.Option(min=0.05, help="Stop after this long; run again to go on.")
     ] = 4.5,
     device: Annotated[
         Device, typer.Option(help="cuda adds rows of GPUs, or measures them anew.")

@@ -36,12 +36,7 @@ def connect_ranks(
 ) -> BaseGroup:
     """Make the group that carries out the calls of a group of torch's. Collective."""
     return Communicator.from_store(
-        store,
-        rank,
-        world_size,
-        timeout_s=limit_s,
-        name=name,
-        default_on_gpus=NUMERICS_ON_GPUS,
+        store, rank, world_size, timeout_s=limit_s, name=name, default_on_gpus=NUMERICS_ON_GPUS
     )
 
 

@@ -54,13 +54,7 @@ FLAVOURS = {
         ("OPAL_PREFIX={prefix}", "PRTE_PREFIX={prefix}", "PMIX_PREFIX={prefix}"),
     ),
     "mpich": Flavour(
-        "mpich",
-        "MPICH",
-        "bin/mpichversion",
-        "lib/libmpi.so.12",
-        ("-bind-to", "none"),
-        (),
-        (),
+        "mpich", "MPICH", "bin/mpichversion", "lib/libmpi.so.12", ("-bind-to", "none"), (), ()
     ),
     "intelmpi": Flavour(
         "intelmpi",

@@ -69,11 +69,7 @@ def judge(request: Request, cell: Cell, times: dict[str, Json], table: TuningTab
 
 
 def _point(cell: Cell) -> Json:
-    return {
-        "verb": cell.verb,
-        "world_size": cell.world_size,
-        "size_bytes": cell.size_bytes,
-    }
+    return {"verb": cell.verb, "world_size": cell.world_size, "size_bytes": cell.size_bytes}
 
 
 def no_choice(request: Request, cell: Cell) -> Json:

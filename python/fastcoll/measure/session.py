@@ -159,10 +159,7 @@ def _oneccl_commands(
 
 
 def run_bench(
-    settings: BenchSettings,
-    folder: Path,
-    own_ranks: list[int],
-    on_turn: Callable[[str, int], None],
+    settings: BenchSettings, folder: Path, own_ranks: list[int], on_turn: Callable[[str, int], None]
 ) -> Json:
     """Measure and return the result document.
 

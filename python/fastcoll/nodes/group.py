@@ -84,12 +84,7 @@ class HierarchicalCommunicator(BaseGroup):
     _transfers: NodeTransfers
 
     def __init__(
-        self,
-        name: str,
-        settings: Settings,
-        seat: Seat,
-        node_group: BaseGroup,
-        store: Store | None,
+        self, name: str, settings: Settings, seat: Seat, node_group: BaseGroup, store: Store | None
     ) -> None:
         if store is None:
             raise UsageError("a group over several nodes needs a store that all ranks can reach")

@@ -64,10 +64,7 @@ def _sliced(
 
 
 def gather(
-    lanes: Lanes,
-    data: torch.Tensor,
-    parts: Sequence[torch.Tensor] | None,
-    root: int | None = None,
+    lanes: Lanes, data: torch.Tensor, parts: Sequence[torch.Tensor] | None, root: int | None = None
 ) -> None:
     """Put the bytes of all ranks into the root's `parts`, without a root into every rank's.
 

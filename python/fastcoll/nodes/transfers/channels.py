@@ -233,10 +233,7 @@ class Channel(InOrder):
     # ---- one message -----------------------------------------------------------------------------
 
     def carry_out(
-        self,
-        transfer: Transfer,
-        payload: Payload | None = None,
-        deadline: Deadline | None = None,
+        self, transfer: Transfer, payload: Payload | None = None, deadline: Deadline | None = None
     ) -> None:
         """Send a message, or receive one when it is this receive's turn, here and now."""
         array = transfer.array
