@@ -198,11 +198,8 @@ def _check_apart(
         for other, array in others.items():
             if other == name or (name, other) == (target_name, "the input"):
                 continue
-            pair = others[name], array
-            is_sum = {name, other} == {"residual", "summed"} and _is_same(*pair)
-            if not is_sum and overlap(*pair):
+            one = others[name]
+            is_same = (one.ptr, one.numel) == (array.ptr, array.numel)
+            is_sum = is_same and {name, other} == {"residual", "summed"}
+            if not is_sum and overlap(one, array):
                 raise UsageError(f"{name} overlaps {other}; pass separate memory")
-
-
-def _is_same(first: ArrayView, second: ArrayView) -> bool:
-    return first.ptr == second.ptr and first.numel == second.numel

@@ -65,15 +65,9 @@ def find() -> Tuning:
         return Tuning(None, str(error), is_refusal=True)
     except OSError as error:
         return Tuning(None, f"{path}: can't be read: {error.strerror or error}", is_refusal=True)
-    return Tuning(
-        table,
-        f"table {table.digest} of {table.date}, {table.num_rows} measurements{_of_gpus(table)}, "
-        f"from {path}",
-    )
-
-
-def _of_gpus(table: TuningTable) -> str:
-    return f" and {table.num_gpu_rows} of GPUs" if table.num_gpu_rows else ""
+    of_gpus = f" and {table.num_gpu_rows} of GPUs" if table.num_gpu_rows else ""
+    what = f"table {table.digest} of {table.date}, {table.num_rows} measurements{of_gpus}"
+    return Tuning(table, f"{what}, from {path}")
 
 
 def agree(mine: Tuning, digests: Sequence[str]) -> Tuning:

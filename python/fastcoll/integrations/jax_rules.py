@@ -8,7 +8,7 @@ A verb whose ranks have different parts in it has no gradient. A rank that does 
 would leave the transposed call out, and the others would wait for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,20 +74,11 @@ ad.primitive_transposes[call_p] = _transpose
 local_p = Primitive("fastcoll_local")
 
 
-def _own_part(x: Any, call: Call) -> Any:
-    return x[call.rank]
-
-
-def _on_root(x: Any, call: Call) -> Any:
-    return x if call.is_root else jnp.zeros_like(x)
-
-
-def _alike(x: Any, call: Call) -> Any:
-    del call
-    return x
-
-
-_LOCAL = {"all_reduce": _alike, "all_gather": _own_part, "broadcast": _on_root}
+_LOCAL: dict[str, Callable[[Any, Call], Any]] = {
+    "all_reduce": lambda x, _: x,
+    "all_gather": lambda x, call: x[call.rank],
+    "broadcast": lambda x, call: x if call.is_root else jnp.zeros_like(x),
+}
 
 
 def _carry_out(x: Any, *, call: Call) -> Any:

@@ -310,10 +310,6 @@ def _all_to_all(x: Tensor, output_splits: list[int], input_splits: list[int], gr
 # ---- their gradients -----------------------------------------------------------------------------
 
 
-def _all_reduce_gradient(gradient: Tensor, op: int, group: str) -> Tensor:
-    return cast(Tensor, torch.ops.fastcoll.all_reduce(gradient, op, group))
-
-
 def _reduce_scatter_gradient(gradient: Tensor, op: int, group: str) -> Tensor:
     everybodys = cast(Tensor, torch.ops.fastcoll.all_gather(gradient, group))
     return everybodys / named(group).world_size if op == int(Op.AVG) else everybodys
@@ -321,15 +317,6 @@ def _reduce_scatter_gradient(gradient: Tensor, op: int, group: str) -> Tensor:
 
 def _all_gather_gradient(gradient: Tensor, group: str) -> Tensor:
     return cast(Tensor, torch.ops.fastcoll.reduce_scatter(gradient, int(Op.SUM), group))
-
-
-# Every rank takes the same steps, zeros or not: a second derivative is collective, too.
-def _broadcast_gradient(gradient: Tensor, root: int, group: str) -> Tensor:
-    return cast(Tensor, torch.ops.fastcoll.reduce(gradient, root, group))
-
-
-def _reduce_gradient(gradient: Tensor, root: int, group: str) -> Tensor:
-    return cast(Tensor, torch.ops.fastcoll.broadcast(gradient, root, group))
 
 
 def _all_to_all_gradient(
@@ -363,11 +350,12 @@ def _same(x: Tensor, *terms: object) -> Tensor:
     return x.new_empty(x.shape)
 
 
-_define("all_reduce", _all_reduce, _same, _all_reduce_gradient)
+# Every rank takes the same steps, zeros or not: a second derivative is collective, too.
+_define("all_reduce", _all_reduce, _same, torch.ops.fastcoll.all_reduce)
 _define("reduce_scatter", _reduce_scatter, _scattered, _reduce_scatter_gradient)
 _define("all_gather", _all_gather, _gathered, _all_gather_gradient)
-_define("broadcast", _broadcast, _same, _broadcast_gradient)
-_define("reduce", _reduce, _same, _reduce_gradient)
+_define("broadcast", _broadcast, _same, torch.ops.fastcoll.reduce)
+_define("reduce", _reduce, _same, torch.ops.fastcoll.broadcast)
 _define("all_to_all", _all_to_all, _shuffled, _all_to_all_gradient)
 
 _functions[row_ops.NAME], _gradients[row_ops.NAME] = row_ops.define(_library, named)
