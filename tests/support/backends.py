@@ -12,6 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll  # registers the backend
+from fastcoll.api.groups import communicator_of
+from fastcoll.integrations import c10d_build
 from tests.support.harness import Rank
 
 Program = Callable[..., Any]
@@ -24,8 +27,6 @@ BACKENDS = ["python", pytest.param("compiled", marks=IS_COMPILED)]
 
 def on_backend(rank: Rank, backend: str, program: Program, *args: Any) -> Any:
     """Run a program inside a process group of its own."""
-    import fastcoll  # registers the backend
-
     number = rank.store.add(f"{program.__name__}/{rank.rank}", 1)
     store = dist.PrefixStore(f"{program.__name__}/{number}", rank.store)
     dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size)
@@ -34,6 +35,16 @@ def on_backend(rank: Rank, backend: str, program: Program, *args: Any) -> Any:
     finally:
         fastcoll.destroy()  # also the groups made for groups of Gloo
         dist.destroy_process_group()
+
+
+def renew_group(rank: Rank, backend: str) -> None:
+    """End the default groups; make one of torch's on a backend, by the name of the first."""
+    name = dist.group.WORLD.group_name  # type: ignore[union-attr]
+    fastcoll.destroy()
+    dist.destroy_process_group()
+    store = dist.PrefixStore(str(rank.store.add(f"renewed/{rank.rank}", 1)), rank.store)
+    dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size)
+    assert dist.group.WORLD.group_name == name  # type: ignore[union-attr]
 
 
 class TorchGroup:
@@ -58,8 +69,6 @@ class TorchGroup:
 
     def communicator(self) -> Any:
         """Return the group of fastcoll's that carries out the calls."""
-        from fastcoll.api.groups import communicator_of
-
         return communicator_of(self.group)
 
     def close(self) -> None:
@@ -108,8 +117,6 @@ def _in_torch_group(rank: Rank, program: Program, *args: Any) -> Any:
 
 def in_cpp(rank: Rank) -> tuple[str, str]:
     """Return the backend that torch calls, and the reason if it is not the compiled one."""
-    from fastcoll.integrations import c10d_build
-
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
     return type(backend).__name__, c10d_build.reason()
 

@@ -14,17 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import fastcoll
+from fastcoll.integrations import ops
+
 
 def sum_by_fastcoll(x: Tensor) -> Tensor:
-    import fastcoll
-
     fastcoll.all_reduce(x)
     return x
 
 
 def sum_by_operator(x: Tensor) -> Tensor:
-    from fastcoll.integrations import ops
-
     return ops.all_reduce(x)
 
 
@@ -81,7 +80,6 @@ def compile_fused(program: Callable[..., Any], *args: Any, **options: Any) -> Co
     config = compiler_settings()
     from torch._inductor.utils import run_and_get_code
 
-    import fastcoll
     from fastcoll.integrations.fusing import FUSING
 
     before = config.post_grad_custom_pre_pass

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The resources that this process holds, to be compared before and after a test."""
+"""The resources that this process holds, to be compared before and after a test; and limits."""
 
+import contextlib
 import gc
+import resource
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.harness import LATE_S
@@ -20,6 +23,17 @@ def list_held() -> Held:
         except FileNotFoundError:  # the descriptor of this very listing
             continue
     return sorted(kinds), Path("/proc/self/maps").read_text().count("memfd:")
+
+
+@contextlib.contextmanager
+def limited(what: int, most: int) -> Iterator[None]:
+    """Let this process have no more than so much of a resource, as RLIMIT_AS."""
+    limits = resource.getrlimit(what)
+    resource.setrlimit(what, (most, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, limits)
 
 
 def describe_more_held(before: Held) -> str:

@@ -10,6 +10,7 @@ import io
 import itertools
 import os
 import runpy
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,13 @@ from tests.support.harness import Rank
 
 # Each program has a number, so it does not find in the session's store an earlier one's words.
 NUMBERS = itertools.count()
+
+
+def free_port() -> int:
+    """Return a port that nobody has."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from fastcoll.integrations import ops
+
 Sum = Callable[[Tensor], Tensor]
 
 
@@ -103,8 +105,6 @@ class Decoder(nn.Module):
 
 def decode_by_operator(model: Decoder, x: Tensor) -> tuple[Tensor, Tensor]:
     """Run a decoder uncompiled, by the operator that its fused program has."""
-    from fastcoll.integrations import ops
-
     normed = residual = x
     for layer in model.layers:
         for project, norm in zip(layer.projections, layer.norms, strict=True):  # type: ignore[call-overload]

@@ -17,6 +17,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+import fastcoll
+from fastcoll.calls.parts import PartsCall
+from fastcoll.calls.tensors import Call as CheckedCall
+from fastcoll.types import Verb
 from scripts import verbs
 from tests.support import oracle
 from tests.support.backends import TorchGroup
@@ -270,10 +274,6 @@ def split(array: Any, count: int) -> list[Any]:
 
 def move_by(comm: Any, call: Call, ins: Any, outs: Any) -> Any:
     """Move data by an algorithm of one's own choice, which the public functions don't offer."""
-    from fastcoll.calls.parts import PartsCall
-    from fastcoll.calls.tensors import Call as CheckedCall
-    from fastcoll.types import Verb
-
     verb, how = Verb[call.verb], {"root": call.root, "algorithm": call.algorithm}
     if call.verb == "all_gather":
         return comm.issue(CheckedCall(verb=verb, input=ins, output=outs, **how))
@@ -306,8 +306,6 @@ def make(comm: Any, call: Call, ins: Any, outs: Any, async_op: bool = False) -> 
 
     Sizes take turns with the forms of the verb.
     """
-    import fastcoll
-
     if call.verb in MOVES and call.algorithm != "auto":
         return move_by(comm, call, ins, outs)
     if isinstance(comm, TorchGroup):

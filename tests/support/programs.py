@@ -5,19 +5,30 @@ Decides the result of a missing tool, and reads the table of mutations that thes
 """
 
 import importlib.util
+import itertools
 import os
+import platform
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+# Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.
+UNDER_THREAD_SANITIZER = (
+    "setarch",
+    platform.machine(),
+    "-R",
+    "env",
+    "TSAN_OPTIONS=halt_on_error=1",
+)
 
 
 def need(*tools: str) -> None:
@@ -46,6 +57,21 @@ def run(
     )
 
 
+def run_python(
+    *words: str | Path, limit_s: float = 120, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs `python` with these words; its two streams are apart."""
+    return subprocess.run(
+        [sys.executable, *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+        **options,
+    )
+
+
 def build(command: list[str], sources: Sequence[Path], program: Path, limit_s: float) -> None:
     """Compile each source on its own, all at once: ccache keeps no program of several sources."""
     objects = [program.with_name(f"{source.stem}.o") for source in sources]
@@ -60,20 +86,76 @@ def build(command: list[str], sources: Sequence[Path], program: Path, limit_s: f
     assert linked.returncode == 0, linked.stdout
 
 
+Said = tuple[int, str, str]  # what a program returned, and its two streams
+
+
+def run_in_pairs(
+    folder: Path,
+    program: str,
+    hows: Iterable[tuple[str, ...]],
+    options: Sequence[str] = (),
+    limit_s: float = 120,
+) -> dict[tuple[str, ...], list[Said]]:
+    """Runs a program on two ranks in each of some ways, side by side, as most of it is sleep.
+
+    Its arguments are the rank, a file to meet at, and the way.
+    """
+    ranks = {
+        how: [
+            subprocess.Popen(
+                [
+                    *(sys.executable, *options, "-c", program),
+                    *(str(rank), str(folder / "-".join(how)), *how),
+                ],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        for how in hows
+    }
+    try:
+        said = {
+            how: [rank.communicate(timeout=limit_s) for rank in pair] for how, pair in ranks.items()
+        }
+    finally:
+        for rank in itertools.chain(*ranks.values()):
+            rank.kill()
+            rank.wait()
+    return {
+        how: [(rank.returncode, *texts) for rank, texts in zip(pair, said[how], strict=True)]
+        for how, pair in ranks.items()
+    }
+
+
+def copy_planted(source: Path, folder: Path, pattern: str, text: str) -> Path:
+    """Copy a source with a bug in place of what a pattern matches; none plants none."""
+    planted, count = source.read_text(), 1
+    if pattern:
+        planted, count = re.subn(pattern, text, planted)
+    assert count == 1, "the source has changed: plant it anew"
+    copy = folder / source.name
+    copy.write_text(planted)
+    return copy
+
+
+def assert_caught(done: subprocess.CompletedProcess[str], caught_by: str) -> None:
+    """Hold that a program told of its planted bug by these words; or that it passed without one."""
+    if caught_by:
+        assert done.returncode != 0, f"the planted bug went unseen:\n{done.stdout[-4000:]}"
+        assert re.search(caught_by, done.stdout), done.stdout[-4000:]
+    else:
+        assert done.returncode == 0, done.stdout[-4000:]
+
+
 def run_as_told(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a program of the docs in a folder, by the command that its first line gives."""
     told = re.match(r"# (\w+\.py): run it with  torchrun (.*)\n", text)
     assert told, text
     folder.joinpath(told[1]).write_text(text)
     options = ["--standalone", "--log-dir", "log", *shlex.split(told[2])]
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *options],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_python("-m", "torch.distributed.run", *options, cwd=folder)
 
 
 def load_script(path: Path) -> ModuleType:

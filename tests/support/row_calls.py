@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+import fastcoll
+from fastcoll.api import VERBS
 from tests.support import row_oracle
 from tests.support.calls import Call
 from tests.support.draw import IN_ANY_ORDER, algorithms_of
@@ -169,9 +171,6 @@ def perform_rows(rank: Rank, calls: Sequence[RowCall]) -> list[Found]:
 
 
 def _perform(rank: Rank, one: RowCall) -> Found:
-    import fastcoll
-    from fastcoll.api import VERBS
-
     comm, call = rank.comm, one.call
     scatters = call.verb == "reduce_scatter"
     given = one.input(rank.rank, rank.world_size)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fastcoll.api.groups import communicator_of
 from tests.support.harness import LATE_S, Attempt, Rank, attempt
 
 LARGE = 1 << 20  # more than a sender can put down without its receiver
@@ -83,8 +84,6 @@ def other_types(rank: Rank) -> list[Attempt]:
 
 def left_open(rank: Rank) -> list[Attempt]:
     """Destroy a group with an open receive, whose handle keeps the parts that it needs."""
-    from fastcoll.api.groups import communicator_of
-
     group = dist.new_group()
     comm = weakref.ref(communicator_of(group))  # type: ignore[arg-type]
     work = dist.irecv(torch.ones(4), rank.rank, group)  # from itself, which does not leave earlier

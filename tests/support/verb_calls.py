@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+import fastcoll
+
 NUMEL = 64
 KNOWN = 3  # calls of a kind after which C++ makes the next one
 Who = Callable[[int], bool]  # whether a rank is one of them
@@ -97,8 +99,6 @@ def _to_next(comm: Any, given: torch.Tensor, got: torch.Tensor) -> None:
 
 
 def _in_a_batch(comm: Any, given: torch.Tensor, got: torch.Tensor) -> None:
-    import fastcoll
-
     me, world = comm.rank, comm.world_size
     ops = [
         fastcoll.P2POp("irecv", got, (me - 1) % world),
