@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue of asynchronous calls under ThreadSanitizer, and with bugs planted into its source."""
 
-import platform
-import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.proofs import CPP
-from tests.support.programs import build, need, run
+from tests.support.programs import (
+    UNDER_THREAD_SANITIZER,
+    assert_caught,
+    build,
+    copy_planted,
+    need,
+    run,
+)
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 240
@@ -75,30 +79,17 @@ PLANTED = {
 @pytest.mark.parametrize("planted", ["", *PLANTED])
 def test_call_queue(planted: str, tmp_path: Path) -> None:
     need("g++", "setarch")
-    source = ROOT.joinpath("csrc/group/call_queue.cpp").read_text()
-    caught_by = ""
-    if planted:
-        pattern, text, caught_by = PLANTED[planted]
-        source, count = re.subn(pattern, text, source)
-        assert count == 1, "the source has changed: plant it anew"
-    copy = tmp_path / "call_queue.cpp"
-    copy.write_text(source)
+    pattern, text, caught_by = PLANTED.get(planted, ("", "", ""))
     command = ["g++", "-std=c++20", "-pthread", "-O1", "-g1", "-fsanitize=thread", "-Wall"]
     command += [f"-I{ROOT / 'csrc'}"]
     sources = [
-        copy,
+        copy_planted(ROOT / "csrc/group/call_queue.cpp", tmp_path, pattern, text),
         ROOT / "csrc/group/threads.cpp",
         ROOT / "csrc/cpu/wait.cpp",
         ROOT / "tests/protocol/native/test_call_queue.cpp",
     ]
     program = tmp_path / "program"
     build(command, sources, program, LIMIT_S)
-    # Fixed addresses: under strong address randomisation an older ThreadSanitizer can't start.
-    fixed = [shutil.which("setarch") or "setarch", platform.machine(), "-R"]
-    done = run([*fixed, "env", "TSAN_OPTIONS=halt_on_error=1", str(program)], LIMIT_S)
-    if planted:
-        assert done.returncode != 0, f"the planted bug went unseen:\n{done.stdout[-4000:]}"
-        assert re.search(caught_by, done.stdout), done.stdout[-4000:]
-    else:
-        assert done.returncode == 0, done.stdout[-4000:]
-        assert "all well" in done.stdout
+    done = run([*UNDER_THREAD_SANITIZER, program], LIMIT_S)
+    assert_caught(done, caught_by)
+    assert planted or "all well" in done.stdout
