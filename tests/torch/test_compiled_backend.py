@@ -10,6 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
+from fastcoll.integrations import c10d_build
+from fastcoll.integrations.torch_group import FastcollProcessGroup
 from tests.support import training
 from tests.support.backends import COMPILE_S, in_cpp, on_backend, same
 from tests.support.harness import Pool, Rank, Setup, attempt
@@ -20,8 +23,6 @@ pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
 
 def new_sizes(rank: Rank) -> list[int]:
     """Of sizes that nobody had before: those that Python's group is asked for."""
-    from fastcoll.integrations.torch_group import FastcollProcessGroup
-
     usual, asked = FastcollProcessGroup.allreduce, []
 
     def count(group: Any, tensors: list[torch.Tensor], *args: Any) -> Any:
@@ -43,8 +44,6 @@ def test_sizes_near_known_ones_need_no_python(compiled_pools: Callable[[int], Po
 
 def order(rank: Rank) -> list[Any]:
     """Calls of both queues and none, in flight together: what one does the next one sees."""
-    import fastcoll
-
     tensor, strided = torch.ones(64), torch.ones(64, 2)[:, 0]
     dist.all_reduce(tensor.clone())  # its plan is known from here on
     works = []
@@ -180,8 +179,6 @@ def sums(rank: Rank) -> list[torch.Tensor]:
 
 def without(rank: Rank, cache: str, broken: str) -> tuple[list[Any], str]:
     """A group of ranks of which one can't compile."""
-    from fastcoll.integrations import c10d_build
-
     if rank.rank == 1:
         os.environ["FASTCOLL_CACHE_DIR"] = cache
         if broken == "no compiler":

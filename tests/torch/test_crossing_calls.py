@@ -15,6 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
+from fastcoll.api.groups import communicator_of
 from tests.support.backends import COMPILE_S
 from tests.support.harness import LATE_S, TIMEOUT_S, Pool, Rank, Setup
 
@@ -24,16 +26,12 @@ _AHEAD_S = 0.3
 
 
 def sum_in(group: Any) -> float:
-    import fastcoll
-
     tensor = torch.ones(3)
     fastcoll.all_reduce(tensor, group=group)
     return tensor[0].item()
 
 
 def shrunk_size(group: Any) -> float:
-    import fastcoll
-
     return float(fastcoll.shrink(group).world_size)
 
 
@@ -46,15 +44,11 @@ def symmetric_size(group: Any) -> float:
 
 
 def native_groups(rank: Rank) -> list[Any]:
-    import fastcoll
-
     fastcoll.init(store=rank.store, rank=rank.rank, world_size=rank.world_size, timeout_s=TIMEOUT_S)
     return [fastcoll.new_group(), fastcoll.new_group()]
 
 
 def torch_groups(rank: Rank, backend: str) -> list[Any]:
-    import fastcoll  # noqa: F401
-
     dist.init_process_group(backend, store=rank.store, rank=rank.rank, world_size=rank.world_size)
     return [dist.new_group(), dist.new_group()]
 
@@ -64,8 +58,6 @@ def names_on_one_store(rank: Rank) -> list[Any]:
 
 
 def size_of_named(group: tuple[Rank, str]) -> float:
-    import fastcoll
-
     rank, name = group
     make = fastcoll.Communicator.from_store
     comm = make(rank.store, rank.rank, rank.world_size, name=name, timeout_s=TIMEOUT_S)
@@ -140,8 +132,6 @@ def use_at_once(rank: Rank) -> list[float]:
 
 
 def name_of(group: Any) -> int:
-    from fastcoll.api.groups import communicator_of
-
     return id(communicator_of(group))
 
 
@@ -151,8 +141,6 @@ def test_threads_that_want_one_group_get_the_same(fresh_pool: FreshPool) -> None
 
 def destroy_beside_a_wait(rank: Rank) -> tuple[float, float]:
     """One thread closes a group whose queued call waits for a peer; another uses a new group."""
-    import fastcoll
-
     groups = gloo_groups(rank)
     sum_in(groups[0])
     if rank.rank == 0:
@@ -176,8 +164,6 @@ def test_destroy_holds_up_no_other_group(fresh_pool: FreshPool) -> None:
 
 def fork_while_making(rank: Rank) -> tuple[float, float]:
     """A child is forked while a thread makes a group; it makes a group of its own."""
-    import fastcoll
-
     groups = gloo_groups(rank)
     making = threading.Thread(target=sum_in, args=(groups[0],))
     own_s = 0.0

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vmap
 
+import fastcoll
+from fastcoll.integrations import ops
 from tests.support.backends import on_backend
 from tests.support.harness import Attempt, Rank, attempt
 from tests.torch import test_ops as operators
@@ -162,9 +164,6 @@ def test_they_compile(bare_pools: Any, compiler: str) -> None:
 
 
 def mistakes(rank: Rank) -> list[Attempt]:
-    import fastcoll
-    from fastcoll.integrations import ops
-
     x, six = operators.tensor_of(rank.rank), torch.ones(6)
 
     def dual() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastcoll.integrations import ops
 from tests.support.backends import on_backend
 from tests.support.harness import Rank, attempt
 
@@ -33,8 +34,6 @@ class Seeing(TorchDispatchMode):
 
 def ways() -> tuple[Any, Any]:
     """Return the operators as plain functions, and as torch.ops has them."""
-    from fastcoll.integrations import ops
-
     operators = {name: getattr(torch.ops.fastcoll, name).default for name in NAMES}
     return getattr(torch.ops.fastcoll, ops.DIRECT), SimpleNamespace(**operators)
 
@@ -129,8 +128,6 @@ def test_mistakes_have_the_operators_texts(backend_pools: Any) -> None:
 def code_of_program(rank: Rank) -> tuple[bool, str]:
     """Compile a program; return whether it is right, and its code."""
     from torch._inductor.utils import run_and_get_code
-
-    from fastcoll.integrations import ops
 
     def program(x: Tensor) -> Tensor:
         return ops.all_reduce(x + 1) * 2

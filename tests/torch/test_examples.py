@@ -7,7 +7,6 @@ The ranks are a pool's, as `support/launched.py` says. One example is started by
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,11 @@ from unittest import mock
 import pytest
 import torch
 
+import fastcoll
 from tests.proofs import LIBRARY
 from tests.support.harness import Attempt, Rank, Setup, attempt
 from tests.support.launched import NUMBERS, run_launched
+from tests.support.programs import run_python
 
 pytestmark = pytest.mark.proof(*LIBRARY, "examples")
 
@@ -79,8 +80,6 @@ INPUT["scatter"] = 1
 
 def run_with_a_wrong_number(rank: Rank, program: str, verb: str, number: int) -> Attempt:
     """Run a program in which one number of one verb's inputs, or of what came, is 1 too large."""
-    import fastcoll
-
     right = getattr(fastcoll, verb)
 
     def wrong(*args: Any, **options: Any) -> Any:
@@ -136,14 +135,8 @@ def test_training_goes_on_after_a_kill(fresh_pool: Any) -> None:
 
 @pytest.mark.slow
 def test_torchrun_itself(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(FOLDER / "argmax.py")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    options = ("--standalone", "--nproc-per-node=2", FOLDER / "argmax.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = run_python("-m", "torch.distributed.run", *options, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert "Look at:" in done.stdout

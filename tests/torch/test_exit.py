@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that end while calls and callbacks are still on their way."""
 
-import itertools
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from tests.contract.test_init import free_port
 from tests.support.backends import BACKENDS, COMPILE_S
+from tests.support.launched import free_port
+from tests.support.programs import run_in_pairs, run_python
 
 # The last callback ends after the program's last line, while `Slow` keeps the interpreter ending.
 # Nothing it holds can be let go of then. Undrained it does not end before the interpreter is gone.
@@ -160,46 +157,6 @@ sys.exit(5)
 """
 
 
-Said = tuple[int, str, str]  # what a rank returned, and its two streams
-
-
-def end(folder: Path, program: str, *how: str) -> list[Said]:
-    """Run a program on two ranks."""
-    [said] = end_all(folder, program, [how]).values()
-    return said
-
-
-def end_all(
-    folder: Path, program: str, hows: Iterable[tuple[str, ...]]
-) -> dict[tuple[str, ...], list[Said]]:
-    """Run a program on two ranks in each of some ways, side by side, as most of it is sleep."""
-    ranks = {
-        how: [
-            subprocess.Popen(
-                [sys.executable, "-c", program, str(rank), str(folder / "-".join(how)), *how],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        for how in hows
-    }
-    try:
-        said = {
-            how: [rank.communicate(timeout=COMPILE_S) for rank in pair]
-            for how, pair in ranks.items()
-        }
-    finally:
-        for rank in itertools.chain(*ranks.values()):
-            rank.kill()
-            rank.wait()
-    return {
-        how: [(rank.returncode, *texts) for rank, texts in zip(pair, said[how], strict=True)]
-        for how, pair in ranks.items()
-    }
-
-
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("FASTCOLL_TORCH_BACKEND", request.param)
@@ -211,7 +168,8 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_is_in_flight_is_over_before_the_interpreter(
     tmp_path: Path, backend: str, how: str
 ) -> None:
-    for code, out, err in end(tmp_path, PROGRAM, how, backend):
+    [said] = run_in_pairs(tmp_path, PROGRAM, [(how, backend)], limit_s=COMPILE_S).values()
+    for code, out, err in said:
         assert (code, out) == (0, "called back with 4.0\n"), err
 
 
@@ -221,7 +179,8 @@ def test_without_draining_the_process_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASTCOLL_TORCH_BACKEND", "compiled")
-    for code, out, err in end(tmp_path, PROGRAM, "undrained", "compiled"):
+    how = "undrained", "compiled"
+    for code, out, err in run_in_pairs(tmp_path, PROGRAM, [how], limit_s=COMPILE_S)[how]:
         assert code in (-signal.SIGABRT, -signal.SIGSEGV), err
         assert out == ""
 
@@ -231,7 +190,8 @@ def test_without_draining_the_process_is_killed(
 def test_a_program_that_leaves_with_calls_pending_ends(tmp_path: Path, kind: str) -> None:
     peers = [("exits", "ends"), ("exits", "comes late"), ("exits", "waits"), ("raises", "ends")]
     hows = [(how, kind, peer) for how, peer in peers]
-    for (how, *_), [(code, out, err), _] in end_all(tmp_path, PENDING, hows).items():
+    said = run_in_pairs(tmp_path, PENDING, hows, limit_s=COMPILE_S)
+    for (how, *_), [(code, out, err), _] in said.items():
         assert code == (1 if how == "raises" else 5), err
         assert out.splitlines()[0] == "leaving"
         assert "called back" in out
@@ -243,19 +203,13 @@ def test_a_program_that_leaves_with_calls_pending_ends(tmp_path: Path, kind: str
 @pytest.mark.parametrize("how", ["closed", "open"])
 def test_a_daemon_may_be_in_a_call(tmp_path: Path, kind: str, how: str) -> None:
     names = ("large", "small", "first", "queued", "recv")
-    for case, [(code, _, err), _] in end_all(
-        tmp_path, DAEMON, [(kind, name, how) for name in names]
+    for case, [(code, _, err), _] in run_in_pairs(
+        tmp_path, DAEMON, [(kind, name, how) for name in names], limit_s=COMPILE_S
     ).items():
         assert code == 5, (case, err)
 
 
 def test_a_rank_alone_under_a_launcher() -> None:
     launched = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE],
-        env={**os.environ, **launched, "MASTER_PORT": str(free_port())},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-c", ALONE, env={**os.environ, **launched, "MASTER_PORT": str(free_port())})
     assert (done.returncode, done.stdout, done.stderr) == (5, "(0,)\n", "")

@@ -4,7 +4,6 @@
 import os
 import re
 import signal
-import socket
 import threading
 import unittest.mock
 from collections.abc import Callable
@@ -14,15 +13,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
+from fastcoll.bootstrap import exchange
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.nodes.carriers import make_lane
+from fastcoll.nodes.verdict.store import PollingStore
+from tests.contract.test_init import launched
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.launched import free_port
 
 FreshPool = Callable[[int, Setup], Pool]
 LIMIT_S = 1.0
 
 
 def sum_in(group: Any = None) -> float:
-    import fastcoll
-
     tensor = torch.ones(3)
     fastcoll.all_reduce(tensor, group=group)
     return tensor[0].item()
@@ -30,8 +34,6 @@ def sum_in(group: Any = None) -> float:
 
 def first_call(name: str) -> None:
     """Make the first call of fastcoll on Gloo's group, with a limit of its own where it has one."""
-    import fastcoll
-
     tensor, limit = torch.ones(4), {"timeout_s": LIMIT_S}
     if name == "init":
         fastcoll.init(dist.group.WORLD, **limit)
@@ -100,8 +102,6 @@ def test_a_call_on_a_foreign_group_ends_at_its_limit(
 
 
 def without_store(rank: Rank, name: str) -> tuple[Attempt, float]:
-    from fastcoll.bootstrap import exchange
-
     with unittest.mock.patch.object(exchange, "_usable_store", lambda _: None):
         dist.init_process_group(
             "gloo", store=rank.store, rank=rank.rank, world_size=rank.world_size
@@ -134,25 +134,7 @@ def test_a_group_without_a_store_ends_at_the_limit_too(fresh_pool: FreshPool) ->
 # ---- the launcher's store ------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def launched(rank: Rank, port: int) -> None:
-    """Set what a launcher without an agent tells a rank."""
-    os.environ.update(
-        RANK=str(rank.rank),
-        WORLD_SIZE=str(rank.world_size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
-
-
 def launched_without(rank: Rank, late: int, port: int) -> Attempt:
-    import fastcoll
-
     launched(rank, port)
     if rank.rank == late:
         rank.wait_for("gave up")
@@ -175,8 +157,6 @@ def test_init_names_who_did_not_come_to_the_store(fresh_pool: FreshPool, late: i
 
 
 def wait_in_init(way: str) -> None:
-    import fastcoll
-
     if way == "gloo":
         fastcoll.init(dist.group.WORLD)
     elif way == "call":
@@ -187,8 +167,6 @@ def wait_in_init(way: str) -> None:
 
 def be_interrupted(rank: Rank, way: str, late: int, port: int) -> tuple[Attempt, float]:
     """One rank waits in init for the late one and gets a Ctrl-C; then both come."""
-    import fastcoll
-
     if way == "launcher":
         launched(rank, port)
     else:
@@ -220,9 +198,6 @@ def test_ctrl_c_is_heard_at_once(fresh_pool: FreshPool, way: str, late: int) -> 
 
 def interrupt_a_connecting_carrier(rank: Rank) -> Attempt:
     """A carrier that connects in C++ asks nobody for signals."""
-    from fastcoll.bootstrap.deadline import Deadline
-    from fastcoll.nodes.carriers import make_lane
-    from fastcoll.nodes.verdict.store import PollingStore
 
     def make(*_: Any) -> Any:
         return dist.HashStore().get("what nobody sets")
@@ -242,8 +217,6 @@ def test_ctrl_c_is_heard_while_a_carrier_connects(fresh_pool: FreshPool) -> None
 
 
 def use_after_close(rank: Rank) -> Attempt:
-    import fastcoll
-
     dist.init_process_group("fastcoll", store=rank.store, rank=rank.rank, world_size=2)
     sum_in(dist.group.WORLD)
     fastcoll.init()

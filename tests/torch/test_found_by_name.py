@@ -5,7 +5,6 @@ import importlib.metadata
 import io
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 import fastcoll_autoload
 from tests.support.backends import on_backend
 from tests.support.harness import Pool, Rank, Setup
+from tests.support.programs import run_python
 
 PROGRAM = """
 import sys, torch.multiprocessing as mp, torch.distributed as dist
@@ -46,13 +46,7 @@ if __name__ == "__main__":
 def test_in_spawned_children_without_an_import(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, program, tmp_path / "store"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(program, tmp_path / "store")
     assert (done.returncode, done.stdout) == (0, "spawned\n"), done.stderr
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.backends import on_backend
+from tests.support.backends import on_backend, renew_group
 from tests.support.fused import SUMS, compile_fused, sum_by_operator
 from tests.support.harness import Rank, attempt
 from tests.support.llama import NORMS, Decoder, decode_by_operator
@@ -140,8 +140,6 @@ def test_a_program_with_gradients_keeps_them(bare_pools: Any) -> None:
 
 def outlive_the_group(rank: Rank) -> list[Any]:
     """Run a fused program in another group of torch's that has the name of the first."""
-    import fastcoll
-
     calls, name = torch.ops._c10d_functional, dist.group.WORLD.group_name  # type: ignore[union-attr]
 
     def program(x: torch.Tensor) -> Any:
@@ -153,12 +151,7 @@ def outlive_the_group(rank: Rank) -> list[Any]:
         found.append(compile_fused(program, x).num_fused)
         again = torch.compile(program, fullgraph=True)
         for backend in ("fastcoll", "gloo"):
-            fastcoll.destroy()
-            dist.destroy_process_group()
-            number = rank.store.add(f"again/{rank.rank}", 1)
-            store = dist.PrefixStore(f"again/{number}", rank.store)
-            dist.init_process_group(backend, store=store, rank=rank.rank, world_size=2)
-            assert dist.group.WORLD.group_name == name  # type: ignore[union-attr]
+            renew_group(rank, backend)
             with torch.compiler.set_stance("fail_on_recompile"):
                 found.append(again(x) if backend == "fastcoll" else attempt(again, x))
     return found

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fastcoll.integrations import ops
 from tests.support.backends import on_backend
 from tests.support.fused import (
     compile_fused,
@@ -59,8 +60,6 @@ def alone(x: Tensor, residual: Tensor) -> Any:
 
 @has(1)
 def mean_of_ranks(x: Tensor, residual: Tensor) -> Any:
-    from fastcoll.integrations import ops
-
     return norm_of(ops.all_reduce(x, dist.ReduceOp.AVG) + residual)
 
 
@@ -151,8 +150,6 @@ def read_twice(x: Tensor, residual: Tensor) -> Any:
 
 @has(0)
 def largest(x: Tensor, residual: Tensor) -> Any:
-    from fastcoll.integrations import ops
-
     return norm_of(ops.all_reduce(x, dist.ReduceOp.MAX) + residual)
 
 

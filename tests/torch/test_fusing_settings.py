@@ -14,6 +14,7 @@ import torch.distributed as dist
 from tests.support.backends import on_backend
 from tests.support.fused import compile_fused, compiler_settings, sum_by_operator
 from tests.support.harness import Rank
+from tests.support.programs import run_python
 
 COLUMNS = 8
 LINE = "torch.compile: a norm follows 1 of 2 all_reduces, fused"
@@ -44,10 +45,7 @@ def run_program(program: str = PROGRAM, **settings: str) -> subprocess.Completed
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         **settings,
     }
-    command = [sys.executable, "-c", program]
-    return subprocess.run(
-        command, check=False, timeout=300, env=environment, capture_output=True, text=True
-    )
+    return run_python("-c", program, limit_s=300, env=environment)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 import fastcoll
+from fastcoll.api.groups import communicator_of
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.settings import resolve
 from fastcoll.integrations import torch_backend
@@ -29,8 +30,6 @@ def numerics_of(comm: BaseGroup | None) -> tuple[str, str]:
 
 def numerics_by_origin(rank: Rank) -> Numerics:
     """Make a group in each way there is; `fastcoll` made one before."""
-    from fastcoll.api.groups import communicator_of
-
     found: Numerics = {"fastcoll.new_group": numerics_of(fastcoll.new_group())}
     world: Any = dist.group.WORLD
     limit = timedelta(seconds=LIMIT_S)

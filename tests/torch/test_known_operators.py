@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import fastcoll
+from fastcoll.integrations import ops
 from fastcoll.types import Op
-from tests.support.backends import on_backend
+from tests.support.backends import on_backend, renew_group
 from tests.support.harness import Attempt, Rank, attempt
 
 SUM = dist.ReduceOp.SUM
@@ -46,8 +48,6 @@ MODES: dict[str, Callable[[], Any]] = {
 
 def python_of_known_calls(rank: Rank, mode: str) -> tuple[bool, list[str]]:
     """Call the operators of a named group twice; return the functions that Python entered."""
-    from fastcoll.integrations import ops
-
     group = dist.new_group()
     name, total = ops.name_of(group), ops.code_of(SUM)
     calls: list[Callable[[Tensor], Any]] = [
@@ -93,9 +93,6 @@ def test_known_operators_need_no_python(compiled_pools: Any, bare_pools: Any, mo
 
 def operators_of_groups_that_end(rank: Rank) -> list[str]:
     """Use a group, close it, and use it again; then the next default group by the same name."""
-    import fastcoll
-    from fastcoll.integrations import ops
-
     seen = []
     x = torch.full((3,), rank.rank + 1.0)
     group = fastcoll.new_group()
@@ -124,8 +121,6 @@ NO_REDUCTIONS = (len(Op), -1, 1 << 8, 1 << 16, 1 << 32)
 
 def numbers_that_name_no_reduction(rank: Rank) -> list[tuple[int, list[Attempt]]]:
     """Call the operators that reduce once rightly, so that the call is known, then wrongly."""
-    from fastcoll.integrations import ops
-
     name, x = ops.name_of(dist.new_group()), torch.full((4, 3), rank.rank + 1.0)
     operators: list[Callable[[int], Any]] = [
         lambda number: torch.ops.fastcoll.all_reduce(x, number, name),
@@ -160,19 +155,11 @@ def sum_or_error(name: str, x: Tensor) -> str:
 
 def operators_by_torchs_name(rank: Rank) -> list[str]:
     """Use the name of a group of torch's while it is one of fastcoll, another one, one of Gloo."""
-    import fastcoll
-    from fastcoll.integrations import ops
-
     name = dist.group.WORLD.group_name  # type: ignore[union-attr]
     x, seen, alive = torch.full((3,), rank.rank + 1.0), [], []
     for turn, backend in enumerate(("fastcoll", "fastcoll", "gloo")):
         if turn:
-            fastcoll.destroy()
-            dist.destroy_process_group()
-            number = rank.store.add(f"named/{rank.rank}", 1)
-            store = dist.PrefixStore(f"named/{number}", rank.store)
-            dist.init_process_group(backend, store=store, rank=rank.rank, world_size=2)
-            assert dist.group.WORLD.group_name == name  # type: ignore[union-attr]
+            renew_group(rank, backend)
         seen += [sum_or_error(f"torch:{name}", x) for _ in range(2)]
         if backend == "fastcoll":
             alive.append(ops.named(f"torch:{name}"))  # also when it is closed

@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import forward_ad
 
+import fastcoll
+from fastcoll.integrations import ops
 from tests.support.backends import on_backend, same
 from tests.support.harness import Rank, attempt
 from tests.torch.test_known_operators import entering
@@ -31,8 +33,6 @@ def call(terms: Terms, name: str) -> list[Tensor]:
 
 def by_the_verb(terms: Terms) -> list[Tensor]:
     """Make the call of `fastcoll.all_reduce` that the operator stands for."""
-    import fastcoll
-
     x, residual, weight, eps, offset, rounds_first, op = terms
     out, summed = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
     norm = fastcoll.RMSNorm(
@@ -77,8 +77,6 @@ def odd_calls(rank: int) -> Iterator[Terms]:
 
 def compare_bits(rank: Rank) -> tuple[list[str], list[int]]:
     """Return what differs, and how many functions Python entered in known plain and odd calls."""
-    from fastcoll.integrations import ops
-
     name = ops.name_of(dist.group.WORLD)
     wrong, counts = [], []
     for calls in (plain_calls, odd_calls):
@@ -142,9 +140,6 @@ def mistakes(rank: int) -> dict[str, Terms]:
 
 def refuse(rank: Rank) -> list[tuple[str, str, str]]:
     """Make each mistake where the sum behind it is known; then use a group that is closed."""
-    import fastcoll
-    from fastcoll.integrations import ops
-
     group = fastcoll.new_group()
     name, seen = ops.name_of(group), []
     right = (*given(rank.rank), EPS, 0.0, False, 0)
@@ -179,8 +174,6 @@ def test_known_calls_have_the_errors_of_unknown_ones(compiled_pools: Any, bare_p
 
 def derive(rank: Rank) -> dict[str, Any]:
     """Take derivatives of a call that is known, of all tensors and of one alone."""
-    from fastcoll.integrations import ops
-
     name, found = ops.name_of(dist.group.WORLD), {}
     rest: Terms = (EPS, 1.0, False, 0)
 

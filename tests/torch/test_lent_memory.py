@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
 from tests.support.backends import COMPILE_S, on_backend, same
 from tests.support.harness import Pool, Rank, attempt
 
@@ -175,8 +176,6 @@ def borrowed(numel: int) -> torch.Tensor:
 
 def sums_are_right(tensor: torch.Tensor) -> bool:
     """So often that the plan is known, by torch's functions and by fastcoll's."""
-    import fastcoll
-
     world, found = dist.get_world_size(), []
     for reduce in (dist.all_reduce, fastcoll.all_reduce) * 2:
         tensor.copy_(torch.arange(tensor.numel()))

@@ -16,6 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
+from fastcoll.integrations import ops
 from tests.support.backends import no_caches, on_backend, same
 from tests.support.harness import Attempt, Rank, attempt
 
@@ -34,8 +36,6 @@ def splits(rank: int, world: int) -> tuple[list[int], list[int]]:
 
 
 def verbs(rank: int, world: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    from fastcoll.integrations import ops
-
     gets, gives = splits(rank, world)
     return {
         "sum": lambda x: ops.all_reduce(x),
@@ -128,8 +128,6 @@ def step(x: torch.Tensor) -> list[torch.Tensor]:
     Split sizes differ between the ranks, and so do graphs: generated code must keep the calls in
     order all the same. All arithmetic is exact, or compiled code had other bits of its own.
     """
-    import fastcoll
-
     total = x * 2
     fastcoll.all_reduce(total)
     mean = torch.empty(WIDTH, ROWS, dtype=x.dtype)
@@ -156,7 +154,6 @@ def compiled(rank: Rank, compiler: str) -> bool:
 
 def compiled_gradients(rank: Rank, compiler: str) -> list[torch.Tensor]:
     """A call in place, which has a gradient in a graph."""
-    import fastcoll
 
     @torch.compile(backend=compiler, fullgraph=True)
     def summed(x: torch.Tensor) -> torch.Tensor:
@@ -183,8 +180,6 @@ def test_the_functions_compile(bare_pools: Any, compiler: str) -> None:
 def graphs_and_groups(rank: Rank) -> list[Any]:
     """A graph is of one group and one operation; others get graphs of their own."""
     from torch._dynamo.testing import CompileCounter
-
-    import fastcoll
 
     counter = CompileCounter()
 
@@ -222,8 +217,6 @@ def roots_that_vary(rank: Rank) -> list[Any]:
     """Whose tensor goes out is told by a number that the compiler takes for any from then on."""
     from torch._dynamo.testing import CompileCounter
 
-    import fastcoll
-
     counter = CompileCounter()
 
     @torch.compile(backend=counter, fullgraph=True)
@@ -249,8 +242,6 @@ def test_roots_that_vary(bare_pools: Any) -> None:
 
 def operators_kept_to_torchs_rules(rank: Rank) -> list[Any]:
     """torch's own check of schema, fake kernel, gradient and graph; and of a wrong fake kernel."""
-    from fastcoll.integrations import ops
-
     x, name = tensor_of(rank.rank), ops.name_of(None)
     gets, gives = splits(rank.rank, rank.world_size)
     sum_ = ops.code_of(SUM)
@@ -315,9 +306,6 @@ def test_the_compiler_may_come_first_or_later(imports: str) -> None:
 
 
 def mistakes(rank: Rank) -> list[Attempt]:
-    import fastcoll
-    from fastcoll.integrations import ops
-
     x = tensor_of(rank.rank).requires_grad_()
     largest = ops.all_reduce(x, MAX).sum()
     results = [
@@ -348,8 +336,6 @@ def test_mistakes_are_told(backend_pools: Any) -> None:
 
 def odd_calls_compiled(rank: Rank) -> list[Any]:
     """Calls that can't stand in a graph, in a compiled function that may break; and the default."""
-    import fastcoll
-
     mine = torch.full((4,), float(rank.rank))
 
     def compiled(call: Callable[[], None], *, whole: bool = False) -> Callable[[], None]:

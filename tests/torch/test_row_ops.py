@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
+from fastcoll.integrations import ops
 from tests.support.backends import no_caches, on_backend
 from tests.support.harness import Attempt, Rank, attempt
 
@@ -46,8 +48,6 @@ def alone(world: int, average: bool) -> list[tuple[torch.Tensor, ...]]:
 
 
 def values_and_gradients(rank: Rank, average: bool, compiler: str = "") -> list[torch.Tensor]:
-    from fastcoll.integrations import ops
-
     def run(x: Any, residual: Any, weight: Any) -> Any:
         op = AVG if average else SUM
         return ops.all_reduce_rms_norm(x, residual, weight, EPS, offset=1.0, op=op)
@@ -81,9 +81,6 @@ def test_it_compiles(bare_pools: Any, compiler: str) -> None:
 
 def as_separate_steps(rank: Rank) -> list[bool]:
     """The sums have the bits of the separate steps; examples of a batch are further rows."""
-    import fastcoll
-    from fastcoll.integrations import ops
-
     x, residual, weight = given(rank.rank, torch.bfloat16)
     called, added = x.clone(), residual.clone()
     then = fastcoll.RMSNorm(weight, EPS, residual=added)
@@ -107,8 +104,6 @@ def test_the_sums_are_those_of_separate_steps(backend_pools: Any) -> None:
 
 
 def mistakes(rank: Rank) -> list[Attempt]:
-    from fastcoll.integrations import ops
-
     x, residual, weight = given(rank.rank)
 
     def forwards() -> None:
@@ -130,8 +125,6 @@ def test_what_has_no_meaning_is_refused(backend_pools: Any) -> None:
 
 
 def operator_kept_to_torchs_rules(rank: Rank) -> None:
-    from fastcoll.integrations import ops
-
     name = ops.name_of(None)
     for needs_grad in (False, True):
         tensors = [one.requires_grad_(needs_grad) for one in given(rank.rank)]

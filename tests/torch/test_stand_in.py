@@ -3,7 +3,6 @@
 
 import io
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -15,6 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
+from fastcoll.bootstrap import identity
 from tests.support.backends import (
     BACKENDS,
     COMPILE_S,
@@ -24,6 +25,7 @@ from tests.support.backends import (
     same,
 )
 from tests.support.harness import Pool, Rank, Setup
+from tests.support.programs import run_python
 from tests.torch.test_torch_backend import parts_of, split
 
 PROGRAM = Path(__file__).with_name("gloo_program.py")
@@ -42,16 +44,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[di
     def run(backend: str) -> list[dict[str, Any]]:
         folder = tmp_path_factory.mktemp(backend)
         asked = {} if backend == "gloo" else {"FASTCOLL_AS_GLOO": "1"}
-        done = subprocess.run(
-            [sys.executable, PROGRAM, folder, backend if asked else "auto"],
-            env=os.environ | asked,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        served_by = backend if asked else "auto"
+        done = run_python(PROGRAM, folder, served_by, limit_s=800, env=os.environ | asked)
         assert done.returncode == 0, done.stderr
-        files = [folder / f"{backend if asked else 'auto'}-{rank}.pt" for rank in range(2)]
+        files = [folder / f"{served_by}-{rank}.pt" for rank in range(2)]
         return [torch.load(file, weights_only=False) for file in files]
 
     return run
@@ -77,8 +73,6 @@ def test_an_unchanged_program_is_served(
 
 def ask_for_gloo(rank: Rank, program: Program, *args: Any) -> tuple[Any, list[str]]:
     """Run a program of Gloo where fastcoll stands in; return what this rank said, too."""
-    import fastcoll
-
     fastcoll.stand_in_for_gloo()
     said = io.StringIO()
     with patch.object(sys, "stderr", said):
@@ -110,8 +104,6 @@ def test_ranks_on_several_machines_have_gloo(fresh_pool: Callable[..., Pool], ba
 
 
 def of_another_version(rank: Rank) -> list[str]:
-    from fastcoll.bootstrap import identity
-
     identity.library_version = lambda: f"0.{rank.rank}"
     return kinds(rank)
 

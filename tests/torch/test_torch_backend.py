@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
+import fastcoll
 from tests.support.backends import Program, in_cpp, on_backend, same
 from tests.support.harness import Attempt, Pools, Rank, attempt
 
@@ -244,8 +245,6 @@ def test_the_monitored_barrier_of_torch(bare_pools: Any) -> None:
 
 def with_functions(rank: Rank) -> list[float]:
     """fastcoll's own functions on a group of this backend use its communicator."""
-    import fastcoll
-
     group = dist.new_group([1, 0])
     tensor = torch.tensor([rank.rank + 1.0])
     fastcoll.all_reduce(tensor, group=group)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.profiler_util import FunctionEvent
 
+import fastcoll
 from tests.support.backends import BACKENDS, COMPILE_S, TorchGroup, on_backend
 from tests.support.harness import Pool, Rank, Setup
 from tests.support.verb_calls import VERB_CALLS, verbs_of
@@ -158,8 +159,6 @@ def of_a_part(rank: Rank) -> dict[str, list[str]]:
 
 
 def in_place_of_gloo(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
-    import fastcoll
-
     fastcoll.stand_in_for_gloo()
     return on_backend(rank, "gloo", program, *args)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fastcoll.integrations.torch_group import FastcollProcessGroup
 from tests.support import transfers
 from tests.support.backends import COMPILE_S, on_backend, same
 from tests.support.harness import LATE_S, Pool, Rank, attempt
@@ -32,7 +33,6 @@ def test_errors_keep_their_type(backend_pools: Pools, name: str) -> None:
 
 def without_python(rank: Rank) -> list[Any]:
     """Transfers where Python's part of the backend would fail, and one that needs it."""
-    from fastcoll.integrations.torch_group import FastcollProcessGroup
 
     def fails(*_: object) -> None:
         raise AssertionError("went through Python")

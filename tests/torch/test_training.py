@@ -16,6 +16,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import nn
 
+import fastcoll
+from fastcoll.integrations.torch_group import FastcollProcessGroup
 from tests.support.backends import Program, no_caches, on_backend, same
 from tests.support.harness import Attempt, Rank, attempt
 from tests.support.training import (
@@ -67,8 +69,6 @@ def test_three_ranks_train_as_one_process(bare_pools: Any) -> None:
 
 def with_a_wrong_gradient(rank: Rank) -> Any:
     """One number of rank 1's first bucket is a little too large, in every step."""
-    from fastcoll.integrations.torch_group import FastcollProcessGroup
-
     right = FastcollProcessGroup.allreduce
 
     def wrong(group: Any, tensors: Any, opts: Any = None) -> Any:
@@ -143,8 +143,6 @@ def test_a_factor_for_gradients_is_taken(bare_pools: Any) -> None:
 
 def stays_away(rank: Rank) -> list[Attempt]:
     """Rank 1 has no backward; DDP makes a RuntimeError of what our hook raises, with its text."""
-    import fastcoll
-
     comm = fastcoll.init(dist.group.WORLD)
     comm.set_timeout(1.5)
     model = nn.parallel.DistributedDataParallel(network())
