@@ -3,6 +3,7 @@
 
 from tests.contract.test_async import check_handle, handle
 from tests.contract.test_coalesced import check_lists
+from tests.contract.test_differences import check_each_field, check_each_form
 from tests.contract.test_objects import check_every_verb
 from tests.contract.test_p2p import check_from_anybody, from_anybody, in_any_order
 from tests.contract.test_parts import check_uneven, counted_in_the_queue
@@ -11,6 +12,8 @@ from tests.nodes.test_verbs import in_segments
 from tests.support.draw import VERBS
 from tests.support.harness import Pool
 from tests.support.sites import across
+
+LARGE = 30_000  # elements: beyond a header
 
 
 def check_everything(pool: Pool, nodes: str) -> None:
@@ -30,3 +33,11 @@ def check_everything(pool: Pool, nodes: str) -> None:
     check_handle(site.run(handle))
     assert site.run(in_any_order, 1) == [[]] * site.world
     check_from_anybody(site.run(from_anybody)[0])
+
+
+def check_differences(pool: Pool) -> None:
+    """Let ranks on nodes "aabb" make calls that differ."""
+    site = across("aabb").on(pool)
+    check_each_form(site, LARGE)
+    for verb in VERBS:
+        check_each_field(site, verb, LARGE)

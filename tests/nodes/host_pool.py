@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks on the hosts of bench/hosts.py, used like those of harness.Pool."""
 
+import contextlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hosts import ADDRESSES, LINK, Hosts
 from fastcoll.measure.mpi import MpiInstall
 from tests.nodes.mpi_pool import MpiPool
 from tests.support.harness import Pool, Rank, Setup, be_patient
+from tests.support.sites import ranks_by_node
 
 NUM_BYTES = 16 << 20
 _BECOME = (sys.executable, str(Path(hosts.__file__).resolve()))
@@ -89,6 +91,30 @@ def require_hosts(num_hosts: int) -> None:
     """Skip the test where so many hosts can't be made."""
     if reason := hosts.why_not(num_hosts):
         pytest.skip(f"no {num_hosts} network namespaces with links here: {reason}")
+
+
+def node_map(rank: Rank) -> list[list[int]]:
+    return [list(ranks) for ranks in rank.comm.node_map.nodes]
+
+
+OnHosts = Callable[[str], Any]
+
+
+@contextlib.contextmanager
+def pools_on_hosts(start: Callable[[Hosts, str], Pool]) -> Iterator[OnHosts]:
+    """Yield a function: of "aab" it has ranks 0 and 1 on a host and rank 2 on another one."""
+    with contextlib.ExitStack() as stack:
+        pools: dict[str, Pool] = {}
+
+        def get(nodes: str) -> Pool:
+            if nodes not in pools or not pools[nodes].is_open:
+                require_hosts(len(set(nodes)))
+                pools[nodes] = start(stack.enter_context(Hosts(num_hosts=len(set(nodes)))), nodes)
+                stack.callback(pools[nodes].close)
+                assert pools[nodes].run(node_map) == [ranks_by_node(nodes)] * len(nodes)
+            return pools[nodes]
+
+        yield get
 
 
 def _reduce(rank: Rank, numerics: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+import fastcoll
 from tests.nodes.test_verbs import Clusters
 from tests.support import oracle
 from tests.support.calls import REDUCTIONS, Call
@@ -41,8 +42,6 @@ def numbers(dtype: str, op: str, numel: int, rank: int) -> np.ndarray:
 
 def perform(rank: Rank, verb: str, dtype: str, op: str, numerics: str | None) -> np.ndarray:
     """Make one call; where this rank gets nothing, nothing is returned."""
-    import fastcoll
-
     comm, world = rank.comm, rank.world_size
     count = NUMEL * world if verb == "reduce_scatter" else NUMEL
     tensor = torch.tensor(numbers(dtype, op, count, rank.rank)).to(getattr(torch, dtype))

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore
 
+import fastcoll
 from fastcoll.errors import UsageError
 from fastcoll.nodes.carriers import mpi as mpi_carrier
 from tests.support.harness import LATE_S, Attempt, Rank, Setup, attempt
@@ -81,8 +82,6 @@ def test_ranks_of_two_jobs_are_refused(mpi4py: None) -> None:
 
 
 def one_has_mpi(rank: Rank) -> Attempt:
-    import fastcoll
-
     use(stand_in() if rank.rank == 0 else None)
     who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
     return attempt(fastcoll.init, store=rank.store, carrier="mpi", **who)
@@ -99,8 +98,6 @@ def test_all_ranks_hear_who_has_no_mpi(fresh_pool: Any) -> None:
 
 def over_another_backend(rank: Rank, carrier: str) -> None:
     """A carrier that torch.distributed knows by a name of its own."""
-    import fastcoll
-
     dist.Backend.register_backend(
         "plain", lambda *args: dist.ProcessGroupGloo(*args), devices=["cpu"]
     )
@@ -137,8 +134,6 @@ class Particular:
 
 
 def sums_of_all_types(rank: Rank) -> list[Attempt]:
-    import fastcoll
-
     dist.Backend.register_backend("particular", Particular, devices=["cpu"])
     who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
     comm: Any = fastcoll.init(store=rank.store, carrier="particular", **who)
@@ -157,8 +152,6 @@ def test_a_backend_is_not_asked_for_sums_that_it_may_not_have(fresh_pool: Any) -
 
 
 def over_a_backend_of_gpus(rank: Rank) -> Attempt:
-    import fastcoll
-
     dist.Backend.register_backend("gpus_only", dist.ProcessGroupGloo, devices=["cuda"])
     who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
     return attempt(fastcoll.init, store=rank.store, carrier="gpus_only", **who)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import fastcoll
 from tests.proofs import LIBRARY
 from tests.support import wire_oracle
 from tests.support.backends import BACKENDS, on_backend
@@ -42,8 +43,6 @@ def bucket_of(index: int, parameters: list[torch.Tensor], rank: int, step: int) 
 
 def average(rank: Rank, steps: int, **options: Any) -> list[list[torch.Tensor]]:
     """Average two buckets of one size in each step; return both buckets of every step."""
-    import fastcoll
-
     state = fastcoll.CompressedGradients(rank.comm, **options)
     models = [[torch.empty(shape) for shape in SHAPES] for _ in range(2)]
     results = []
@@ -137,8 +136,6 @@ def test_one_node_is_exact_and_keeps_no_errors(pools: Any) -> None:
 
 
 def mistakes(rank: Rank) -> list[Attempt]:
-    import fastcoll
-
     exact: Any = 3
     return [
         attempt(fastcoll.CompressedGradients, rank.comm, "int4"),
@@ -165,8 +162,6 @@ def data(count: int, *seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def train(rank: Rank, how: str, seed: int, steps: int) -> float:
     """Train on other batches for each seed; return the loss on data that is the same for all."""
-    import fastcoll
-
     torch.manual_seed(7)
     layers = [nn.Linear(WIDTH, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)]
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.01)

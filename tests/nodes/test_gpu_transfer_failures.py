@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from fastcoll.nodes.transfers.channels import Channel
+from fastcoll.nodes.transfers.payloads import GpuPayload
 from tests.support.fake_streams import slow_node_gpus
 from tests.support.gpu import needs_gpu_part
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
@@ -45,8 +47,6 @@ def test_messages_that_do_not_fit_are_seen(fresh_pool: FreshPool, peer: int, wha
 
 def compares_nothing() -> None:
     """Heads are taken as they come."""
-    from fastcoll.nodes.transfers.channels import Channel
-
     Channel._compare = lambda self, expected, found: None  # type: ignore[method-assign]
 
 
@@ -87,8 +87,6 @@ def test_a_sender_that_is_late_is_named(fresh_pool: FreshPool, peer: int, stuck:
 
 def ignores_the_stream() -> None:
     """A send does not wait for its stream."""
-    from fastcoll.nodes.transfers.payloads import GpuPayload
-
     GpuPayload._await_stream = lambda self, wait: None  # type: ignore[method-assign]
 
 

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from fastcoll.nodes.transfers import payloads
+from fastcoll.nodes.transfers.payloads import GpuPayload
+from fastcoll.nodes.transfers.staged import StagedTransfers
 from fastcoll.types import TORCH_DTYPES, DType
 from tests.contract.test_gpu_parts import go_through
 from tests.contract.test_gpu_parts import messages as batches
@@ -152,15 +155,11 @@ def test_everybody_to_everybody(clusters: Clusters, nodes: str) -> None:
 
 def ignores_the_stream() -> None:
     """A send does not wait for what writes its tensor, nor a receive for what reads it."""
-    from fastcoll.nodes.transfers.payloads import GpuPayload
-
     GpuPayload._await_stream = lambda self, wait: None  # type: ignore[method-assign]
 
 
 def ignores_the_stream_of_receives() -> None:
     """The same of receives alone: what they get is right."""
-    from fastcoll.nodes.transfers.payloads import GpuPayload
-
     right = GpuPayload._await_stream
 
     def wait(self: Any, wait: Any) -> None:
@@ -172,23 +171,17 @@ def ignores_the_stream_of_receives() -> None:
 
 def ignores_its_copies() -> None:
     """Nobody waits for a copy between the GPU and the CPU."""
-    from fastcoll.nodes.transfers.payloads import GpuPayload
-
     right = GpuPayload._do
     GpuPayload._do = lambda self, task, wait: right(self, task, lambda is_over: None)  # type: ignore[method-assign]
 
 
 def forgets_the_last_piece() -> None:
     """The rest behind whole pieces does not travel."""
-    from fastcoll.nodes.transfers import payloads
-
     payloads._num_pieces = lambda num_bytes, piece_bytes: num_bytes // piece_bytes
 
 
 def has_one_slot() -> None:
     """Two pieces of a message lie in the same memory."""
-    from fastcoll.nodes.transfers.payloads import GpuPayload
-
     right = GpuPayload.piece
     GpuPayload.piece = lambda self, index: right(self, 0)[: right(self, index).numel()]  # type: ignore[method-assign]
 
@@ -232,29 +225,21 @@ def test_messages_of_a_tag_are_in_order(clusters: Clusters) -> None:
 
 def overtakes() -> None:
     """A send of the CPU's memory does not wait for one of the GPU's before it."""
-    from fastcoll.nodes.transfers.staged import StagedTransfers
-
     StagedTransfers.takes = lambda self, transfer: transfer.array.device >= 0  # type: ignore[method-assign]
 
 
 def pins_whole_messages() -> None:
     """All pieces of a message have memory of their own."""
-    from fastcoll.nodes.transfers import payloads
-
     payloads._NUM_SLOTS = 1000
 
 
 def cuts_what_comes_whole() -> None:
     """A message of the CPU's memory, which is sent in one piece, is received in several."""
-    from fastcoll.nodes.transfers.payloads import GpuPayload
-
     GpuPayload.cut_as = lambda self, piece_bytes: self  # type: ignore[method-assign]
 
 
 def leaves_strided_copies() -> None:
     """The data that come for a tensor that lies in pieces stay in its dense copy."""
-    from fastcoll.nodes.transfers.payloads import GpuPayload
-
     GpuPayload.finish = lambda self, wait: None  # type: ignore[method-assign]
 
 
@@ -338,8 +323,6 @@ def test_other_calls(clusters: Clusters) -> None:
 
 
 def others_planted(rank: Rank) -> None:
-    from fastcoll.nodes.transfers import payloads
-
     captured = payloads.captures
     payloads.captures = type(
         "Blind",

@@ -17,8 +17,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
 from fastcoll.errors import UnsupportedError
 from fastcoll.group.communicator import Communicator
+from fastcoll.nodes import reductions
+from fastcoll.nodes.gpus import group as node_gpus
+from fastcoll.nodes.gpus.in_flight import CallsInFlight
+from fastcoll.nodes.lanes import Lanes
 from fastcoll.types import Numerics
 from tests.nodes.test_verbs import in_segments
 from tests.support.calls import Call, Place, expected
@@ -75,15 +80,11 @@ def test_transfers_run_while_the_node_works(clusters: Clusters) -> None:
 
 def nobody_waits() -> None:
     """Streams do not wait for transfers."""
-    from fastcoll.nodes.gpus.in_flight import CallsInFlight
-
     CallsInFlight.wait = lambda self, *_: None  # type: ignore[method-assign]
 
 
 def nobody_waits_once() -> None:
     """Streams do not wait for one of the transfers."""
-    from fastcoll.nodes.gpus.in_flight import CallsInFlight
-
     right, count = CallsInFlight.wait, itertools.count()
 
     def wait(self: Any, *args: Any) -> None:
@@ -95,23 +96,17 @@ def nobody_waits_once() -> None:
 
 def wrong_order() -> None:
     """Nodes are added last to first."""
-    from fastcoll.nodes.gpus import group as node_gpus
-
     right = node_gpus.GpuReduction.reduce
     node_gpus.GpuReduction.reduce = lambda self, target, rows: right(self, target, rows[::-1])  # type: ignore[method-assign]
 
 
 def rounds_early() -> None:
     """The sums of nodes are rounded before they are added."""
-    from fastcoll.nodes import reductions
-
     reductions.partial_dtype = lambda dtype, op: dtype  # type: ignore[assignment]
 
 
 def writes_early() -> None:
     """A transfer's chunk is overwritten before it has left."""
-    from fastcoll.nodes.lanes import Lanes
-
     right = Lanes.exchange
 
     def exchange(self: Any, slot: int, given: Any, expected: Any) -> Any:
@@ -148,8 +143,6 @@ def test_a_planted_mistake_is_seen(fresh_pool: FreshPool, plant: Callable[[], No
 
 def others(rank: Rank) -> None:
     """Lists, asynchronous calls, rounding carriers, calls in a capture."""
-    import fastcoll
-
     me, world = rank.rank, rank.world_size
     with group_on_fake_node_gpus(rank) as (comm, fake):
         listed = [torch.full((size,), me, dtype=torch.int32) for size in (3, 4000)]
@@ -254,8 +247,6 @@ def checked_until_broken(comm: Any) -> Attempt:
 
 def differ(rank: Rank, on_node_1: str) -> tuple[Attempt, Attempt]:
     """The nodes call something that is the same to NCCL, or one of them calls on CPUs."""
-    import fastcoll
-
     tensor = torch.ones(70_000)
     with group_on_fake_node_gpus(rank, is_stuck=on_node_1 == "CPUs") as (comm, _):
         comm.all_reduce(tensor)

@@ -1,51 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """MPI as the carrier between hosts that are network namespaces: Open MPI's daemons on all."""
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from hosts import Hosts
 
-from tests.contract.test_differences import check_each_field, check_each_form
-from tests.nodes.everything import check_everything
+from tests.nodes.everything import check_differences, check_everything
 from tests.nodes.host_pool import (
     NUM_BYTES,
     MpiHostPool,
+    OnHosts,
     assert_each_byte_crosses_once,
-    require_hosts,
+    pools_on_hosts,
 )
 from tests.nodes.mpi_pool import require_open_mpi
 from tests.nodes.test_mpi import LIMIT_S, carriers, until_broken
-from tests.nodes.test_verbs_on_hosts import node_map
-from tests.support.draw import VERBS
 from tests.support.harness import LATE_S, Attempt, Rank
-from tests.support.sites import across, ranks_by_node
 
 pytestmark = pytest.mark.slow
-LARGE = 30_000  # elements: beyond a header
 STILL_S = 6.0
-OnHosts = Callable[[str], MpiHostPool]
 
 
 @pytest.fixture(scope="module")
 def mpi_on_hosts() -> Iterator[OnHosts]:
-    """`mpi_on_hosts("aab")` are ranks 0 and 1 on a host and rank 2 on another one."""
     install = require_open_mpi()
-    with contextlib.ExitStack() as stack:
-        pools: dict[str, MpiHostPool] = {}
+
+    def start(hosts: Hosts, nodes: str) -> MpiHostPool:
+        return MpiHostPool(install, hosts, [nodes.count(host) for host in sorted(set(nodes))])
+
+    with pools_on_hosts(start) as on_hosts:
 
         def get(nodes: str) -> MpiHostPool:
-            if nodes not in pools or not pools[nodes].is_open:
-                ranks_on = [nodes.count(host) for host in sorted(set(nodes))]
-                require_hosts(len(ranks_on))
-                hosts = stack.enter_context(Hosts(num_hosts=len(ranks_on)))
-                pools[nodes] = MpiHostPool(install, hosts, ranks_on)
-                stack.callback(pools[nodes].close)
-                assert pools[nodes].run(node_map) == [ranks_by_node(nodes)] * len(nodes)
-                assert set(pools[nodes].run(carriers)) == {"MpiCarrier"}
-            return pools[nodes]
+            pool: MpiHostPool = on_hosts(nodes)
+            assert set(pool.run(carriers)) == {"MpiCarrier"}
+            return pool
 
         yield get
 
@@ -59,10 +49,7 @@ def test_every_verb_over_a_link(mpi_on_hosts: OnHosts, nodes: str) -> None:
 
 
 def test_hosts_that_differ(mpi_on_hosts: OnHosts) -> None:
-    site = across("aabb").on(mpi_on_hosts("aabb"))
-    check_each_form(site, LARGE)
-    for verb in VERBS:
-        check_each_field(site, verb, LARGE)
+    check_differences(mpi_on_hosts("aabb"))
 
 
 def send_or_receive(rank: Rank) -> float:

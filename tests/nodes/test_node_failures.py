@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+import fastcoll
+from fastcoll.nodes import arguments
 from tests.support.harness import LATE_S, TIMEOUT_S, Attempt, Pool, Rank, Setup, attempt
 
 FreshPool = Callable[[int, Setup], Pool]
@@ -40,8 +42,6 @@ def test_split_sizes_that_do_not_fit_are_seen(fresh_pool: FreshPool) -> None:
 
 def counts_without(rank: Rank, absent: int, limit_s: float) -> Attempt:
     """One rank leaves an all_to_all in whose middle sizes are told, once all have agreed on it."""
-    import fastcoll
-    from fastcoll.nodes import arguments
 
     def leave(*_: Any) -> Any:
         time.sleep(3 * limit_s)

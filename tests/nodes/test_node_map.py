@@ -5,7 +5,6 @@ import ctypes
 import dataclasses
 import io
 import os
-import socket
 import sys
 from typing import Any
 from unittest.mock import patch
@@ -13,9 +12,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
+import fastcoll
+from fastcoll.bootstrap import identity
 from fastcoll.bootstrap.identity import Hello, Terms, describe_rank, map_nodes, why_apart
 from fastcoll.errors import UnsupportedError, UsageError
 from tests.support.harness import Attempt, Rank, Setup, attempt
+from tests.support.launched import free_port
 
 
 def hellos(nodes: str, **changes: Any) -> list[Hello]:
@@ -75,8 +77,6 @@ def test_carriers_must_agree_only_where_there_is_a_hop() -> None:
 
 
 def unknown_carrier(rank: Rank) -> Any:
-    import fastcoll
-
     who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
     return attempt(fastcoll.init, store=rank.store, carrier="pigeon", **who)
 
@@ -90,8 +90,6 @@ def test_an_unknown_carrier_is_named(fresh_pool: Any, nodes: str) -> None:
 
 
 def unknown_on_rank_1(rank: Rank) -> Any:
-    import fastcoll
-
     who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
     carrier = "pigeon" if rank.rank == 1 else None
     return attempt(fastcoll.init, store=rank.store, carrier=carrier, **who)
@@ -111,8 +109,6 @@ CLONE_NEWIPC = 0x08000000
 
 def add_up(rank: Rank) -> tuple[str, float]:
     """Return the kind of a group of all ranks, and a sum of it."""
-    import fastcoll
-
     who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
     with fastcoll.init(store=rank.store, **who) as comm:
         tensor = torch.ones(50_000)
@@ -142,8 +138,6 @@ def from_another_network(rank: Rank, doctors_port: int) -> tuple[Any, str, list[
 
     Returns what `add_up` does, what was said, and what doctor says.
     """
-    from fastcoll.bootstrap import identity
-
     said = io.StringIO()
     with (
         patch.object(identity, "_namespace", lambda kind: f"{kind}:[{rank.rank + 7}]"),
@@ -189,12 +183,6 @@ def test_nodes_that_change_after_init_are_refused(fresh_pool: Any) -> None:
         assert "ranks [[0, 1], [2, 3]]" in everybody.text
         assert "[[0, 1, 3], [2]]" in everybody.text
         assert (without.text, again.text) == ("", "")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def drawn(rank: Rank, port: int) -> list[str]:

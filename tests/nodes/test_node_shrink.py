@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.distributed import HashStore, Store
 
+import fastcoll
 from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.nodes.survivors import Survivors, _Nodes
 from fastcoll.nodes.verdict.board import Board
@@ -39,8 +40,6 @@ def use(group: Any) -> list[Any]:
 
 
 def until_lost(rank: Rank, numel: int) -> list[Any]:
-    import fastcoll
-
     while not (found := attempt(rank.comm.all_reduce, torch.ones(numel))).kind:
         pass
     group: Any = fastcoll.shrink()

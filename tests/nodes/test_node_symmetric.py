@@ -3,11 +3,15 @@
 
 import resource
 from collections.abc import Callable
+from contextlib import nullcontext
 from unittest.mock import patch
 
 import torch
 
+from fastcoll.group.communicator import Communicator
+from fastcoll.memory import region
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.held import limited
 
 FreshPool = Callable[[int, Setup], Pool]
 
@@ -21,8 +25,6 @@ def still_works(rank: Rank) -> None:
 
 
 def without_room(rank: Rank) -> Attempt:
-    from fastcoll.memory import region
-
     lacks = "it has none" if rank.rank == 3 else ""
     with patch.object(region, "_shortage", lambda *_: lacks):
         found = attempt(rank.comm.empty, 5000, dtype=torch.float64)
@@ -42,11 +44,8 @@ def test_all_ranks_hear_of_a_node_without_room(fresh_pool: FreshPool) -> None:
 
 
 def without_large_files(rank: Rank) -> list[Attempt]:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if rank.rank == 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-    found = [attempt(rank.comm.empty, 5000), attempt(rank.comm.new_group)]
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with limited(resource.RLIMIT_FSIZE, 1 << 20) if rank.rank == 1 else nullcontext():
+        found = [attempt(rank.comm.empty, 5000), attempt(rank.comm.new_group)]
     still_works(rank)
     return found
 
@@ -92,8 +91,6 @@ def test_arguments_that_are_wrong_are_the_ranks_own(fresh_pool: FreshPool) -> No
 
 
 def broken_meanwhile(rank: Rank) -> Attempt:
-    from fastcoll.group.communicator import Communicator
-
     if rank.rank == 3:  # its node breaks in the middle of the allocation
 
         def breaks(node_group: Communicator, num_bytes: int) -> int:

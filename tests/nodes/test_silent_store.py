@@ -3,8 +3,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -20,6 +18,7 @@ from fastcoll.nodes.carriers import make_lane
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.nodes.verdict.store import PollingStore
 from tests.support.harness import LATE_S
+from tests.support.programs import run_python
 
 LIMIT_S = 0.5
 
@@ -101,10 +100,8 @@ print(asked.read("key", 0.1), asked.missing(2, 1))
 
 @pytest.mark.slow
 def test_a_process_ends_though_its_questions_do_not() -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", PROGRAM], timeout=20, capture_output=True, text=True, check=True
-    )
-    assert found.stdout == "None None\n"
+    done = run_python("-c", PROGRAM, limit_s=20)
+    assert (done.returncode, done.stdout) == (0, "None None\n"), done.stderr
 
 
 class Counting(HashStore):

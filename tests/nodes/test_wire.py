@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from fastcoll.calls.tensors import Call
+from fastcoll.types import Verb
 from tests.support import oracle, wire_oracle
 from tests.support.harness import Attempt, Pool, Rank, attempt
 from tests.support.sites import ranks_by_node
@@ -212,9 +214,6 @@ def test_nodes_with_different_formats_are_told(clusters: Clusters, numel: int) -
 
 def fed_back(rank: Rank, numel: int, wire: str) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Several steps with the errors of each in the next one."""
-    from fastcoll.calls.tensors import Call
-    from fastcoll.types import Verb
-
     feedback, results = torch.zeros(numel), []
     for step in range(4):
         tensor = tensor_of(bits_of(rank.rank, "float32", numel, step), "float32")
