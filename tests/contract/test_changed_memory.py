@@ -12,8 +12,6 @@ and each of its two tensors. The others are made before and after good calls els
 - storage, signs, conjugation, NumPy's flags: here
 """
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +22,7 @@ import torch
 from fastcoll import api
 from tests.support.fallbacks import noting
 from tests.support.harness import Pools, Rank, attempt
+from tests.support.programs import run_python
 from tests.support.sites import Site, each_kind, in_torch
 from tests.support.verb_calls import KNOWN, NUMEL, VERB_CALLS, VerbCall, verbs_of
 
@@ -309,9 +308,7 @@ CHANGES = {
 )
 def test_a_torch_that_is_not_understood_takes_the_python_path(change: str) -> None:
     program = FOREIGN.format(change=CHANGES[change])
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = run_python("-c", program)
     assert done.returncode == 0, done.stderr
     if change != "storage":
         assert "freed or resized" in done.stdout

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import fastcoll
 from tests.support import oracle
 from tests.support.backends import TorchGroup
 from tests.support.calls import NUMPY_DTYPES, Call, Place, expected
@@ -43,8 +44,6 @@ def start(comm: Any, call: Call, pairs: Sequence[tuple[Any, Any]], async_op: boo
     ins, outs = (list(side) for side in zip(*pairs, strict=True))
     if call.verb == "all_gather":
         return comm.all_gather_into_tensor_coalesced(outs, ins, **options)
-    import fastcoll
-
     op = getattr(fastcoll.ReduceOp, call.op)
     if call.verb == "reduce_scatter":
         return comm.reduce_scatter_tensor_coalesced(tuple(outs), tuple(ins), op, **options)

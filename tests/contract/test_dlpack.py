@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import fastcoll
 from tests.support.harness import Attempt, Pools, Rank, attempt
 
 
@@ -28,8 +29,6 @@ class Elsewhere(Shared):
 
 
 def use_shared_arrays(rank: Rank) -> list[Any]:
-    import fastcoll
-
     comm, me = rank.comm, rank.rank
     pairs = np.arange(4.0).reshape(2, 2) + me
     fixed = pairs.copy()

@@ -10,6 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
+from fastcoll.integrations import ops
+from fastcoll.types import Op
 from tests.support.fallbacks import noting
 from tests.support.harness import Attempt, Pools, Rank, Setup, attempt
 from tests.support.sites import EACH_KIND, Site, at, in_torch
@@ -27,8 +30,6 @@ def in_launch(**env: str) -> Setup:
 
 def begin_and_end(rank: Rank, end: str) -> list[Any]:
     """Begin by torch's name, ask, end, and call in vain; then once more."""
-    import fastcoll
-
     found: list[Any] = []
     for turn, timeout in enumerate((9, timedelta(seconds=9))):
         fastcoll.init_process_group(
@@ -70,8 +71,6 @@ def test_after_the_end_a_call_is_an_error_until_the_next_init(
 
 def in_a_new_world(rank: Rank) -> list[float]:
     """torch's next default group is another one: a call makes a group for it."""
-    import fastcoll
-
     totals = []
     for turn in range(2):
         store = dist.PrefixStore(str(turn), rank.store)
@@ -92,8 +91,6 @@ def test_a_new_default_group_of_torch_is_a_new_beginning(fresh_pool: Callable[..
 
 
 def ask_before_the_first_call(rank: Rank) -> list[Any]:
-    import fastcoll
-
     return [fastcoll.get_rank(), fastcoll.get_world_size(), fastcoll.is_initialized()]
 
 
@@ -105,8 +102,6 @@ def test_the_launcher_tells_the_rank_before_there_is_a_group(
 
 
 def ask_for_others(rank: Rank) -> list[Attempt]:
-    import fastcoll
-
     found = [
         attempt(fastcoll.new_group, [0], backend="nccl"),
         attempt(fastcoll.new_group, timeout=3, timeout_s=3),
@@ -128,8 +123,6 @@ def test_another_backend_is_refused_with_the_way_out(pools: Pools) -> None:
 
 
 def limits_of_groups(rank: Rank) -> list[float]:
-    import fastcoll
-
     given: tuple[Any, ...] = (7, timedelta(seconds=7))
     groups = [fastcoll.new_group(timeout=one, backend="fastcoll") for one in given]
     groups += [rank.comm.new_group(timeout=one) for one in given]
@@ -145,8 +138,6 @@ def test_a_new_group_takes_torchs_timeout(pools: Pools) -> None:
 
 def outside(rank: Rank) -> list[Any]:
     """A rank can do everything with a group that it is not in, and nothing happens."""
-    import fastcoll
-
     comm, found = rank.comm, []
     for make in (fastcoll.new_group, comm.new_group):
         with warnings.catch_warnings(record=True) as caught, make([1]) as group:
@@ -186,17 +177,11 @@ NAMES = ("sum", "product", "min", "max", "band", "bor", "bxor", "avg")
 
 
 def test_the_operators_of_torch_know_the_names() -> None:
-    from fastcoll.integrations import ops
-    from fastcoll.types import Op
-
     assert [ops.code_of(name) for name in NAMES] == [Op[name.upper()] for name in NAMES]
 
 
 def by_name(rank: Rank) -> list[Any]:
     """Each operation by its name and by torch's object; the second round needs no Python."""
-    import fastcoll
-    from fastcoll.types import Op
-
     assert sorted(NAMES) == sorted(op.name.lower() for op in Op)
     comm, found = rank.comm, []
     for name in NAMES:

@@ -2,7 +2,6 @@
 """Options, numbers and arrays of calls that need no Python, and those that C++ must pass on."""
 
 import os
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.support.fallbacks import Passed, noting, refusing
-from tests.support.harness import LATE_S, Pool, Pools, Rank, attempt
+import fastcoll
+from fastcoll.calls.recorder import read_process
+from tests.support.fallbacks import noting, refusing
+from tests.support.harness import LATE_S, Attempt, Pool, Pools, Rank, attempt
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -28,8 +29,6 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 def last_plan() -> str:
     """Return the plan by which the last call of the newest group here was carried out."""
-    from fastcoll.calls.recorder import read_process
-
     return str(read_process(os.getpid())[-1].operations[-1].plan)
 
 
@@ -101,29 +100,25 @@ def test_numbers_that_need_no_python(pools: Pools) -> None:
         assert kinds == ["", "UsageError", "UsageError", "UsageError"]
 
 
-def comes_too_late(rank: Rank) -> str:
+def comes_too_late(rank: Rank) -> Attempt | None:
     """Its own limit holds in a call that needs no Python."""
-    import fastcoll
-
     group = rank.comm.new_group()
     values = torch.ones(100)
     group.all_reduce(values, timeout_s=19)
-    kind = ""
+    late = None
     if rank.rank == 0:
-        began = time.monotonic()
-        try:
-            group.all_reduce(values, timeout_s=0.5)
-        except fastcoll.CollectiveTimeout:
-            kind = "in time" if time.monotonic() - began < LATE_S else "late"
+        late = attempt(group.all_reduce, values, timeout_s=0.5)
         rank.tell("over")
     else:
         rank.wait_for("over")
     group.close()
-    return kind
+    return late
 
 
 def test_a_limit_that_needs_no_python(fresh_pool: Callable[..., Pool]) -> None:
-    assert fresh_pool(2).run(comes_too_late) == ["in time", ""]
+    late, _ = fresh_pool(2).run(comes_too_late)
+    assert late.kind == "CollectiveTimeout"
+    assert late.seconds < LATE_S
 
 
 def of_arrays(rank: Rank) -> dict[str, bool]:
@@ -148,12 +143,10 @@ def of_arrays(rank: Rank) -> dict[str, bool]:
     needs_none = {}
     for name, array in arrays.items():
         before = array.copy()
-        try:
-            with refusing("all_reduce"):
-                rank.comm.all_reduce(array)
-            needs_none[name] = bool((array == before).all())
-        except Passed:
-            needs_none[name] = False
+        with refusing("all_reduce"):
+            kind = attempt(rank.comm.all_reduce, array).kind
+        assert kind in ("", "Passed")
+        needs_none[name] = not kind and bool((array == before).all())
     return needs_none
 
 
@@ -165,8 +158,6 @@ def test_arrays_need_no_python(pools: Pools) -> None:
 
 def passed_on(rank: Rank) -> list[str]:
     """Transfers that C++ must leave to Python, all of them to the rank itself."""
-    import fastcoll
-
     comm, me, some = rank.comm.new_group(), rank.rank, torch.ones(4, 2)
     calls: dict[str, Callable[[], Any]] = {
         "strided": lambda: comm.isend(some[:, 0], me),
@@ -182,14 +173,8 @@ def passed_on(rank: Rank) -> list[str]:
         "no word": lambda: comm.batch_isend_irecv([fastcoll.P2POp("send", some, me)]),
         "nothing": lambda: comm.batch_isend_irecv([]),
     }
-    taken = []
-    for name, call in calls.items():
-        try:
-            with refusing("isend", "batch_isend_irecv"):
-                call()
-            taken.append(name)
-        except Passed:
-            pass
+    with refusing("isend", "batch_isend_irecv"):
+        taken = [name for name, call in calls.items() if attempt(call).kind != "Passed"]
     if comm.irecv(torch.zeros(8), None).is_completed():
         taken.append("something was sent")
     comm.close()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import fastcoll
 from fastcoll import _C
 from fastcoll.api import VERBS
 from tests.support.fallbacks import Passed, noting, refusing
@@ -88,8 +89,6 @@ def test_the_first_call_does(pools: Pools) -> None:
 
 def many_sizes(rank: Rank) -> list[int]:
     """Sizes of which not every later call finds its plan, among hundreds that take turns."""
-    import fastcoll
-
     values = torch.ones(800)
     for numel in range(801):
         rank.comm.all_reduce(values[:numel], fastcoll.ReduceOp.MAX)
@@ -107,8 +106,6 @@ def test_sizes_do_not_drive_each_other_out(pools: Pools) -> None:
 
 def new_sizes(rank: Rank, verb: str) -> list[Any]:
     """Sizes that nobody had before, beside one that somebody had; the next ones, and asked ones."""
-    import fastcoll
-
     comm, function = rank.comm.new_group(), getattr(fastcoll, verb)
 
     def call(numel: int, **options: Any) -> bool:
@@ -174,8 +171,6 @@ def by_two_ways(rank: Rank) -> list[bool]:
 
     Ranks that had other plans would find out: they are part of the calls' stamps.
     """
-    import fastcoll
-
     comm, me, world = rank.comm.new_group(), rank.rank, rank.world_size
     numels = np.unique(np.geomspace(1, 1_500_000, 200).astype(int)).tolist()
     verbs = ("all_reduce", "all_gather_into_tensor", "all_gather", "all_reduce_coalesced")

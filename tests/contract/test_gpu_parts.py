@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastcoll.calls.batches import P2POp
 from tests.support import oracle
 from tests.support.sites import WITH_GPU, Site, at, finish, with_gpu
 
@@ -107,8 +108,6 @@ def gathers(group: Any, scale: int, dtype: torch.dtype) -> Iterator[Step]:
 
 def messages(group: Any, scale: int, dtype: torch.dtype) -> Iterator[Step]:
     """A batch: two messages of each pair, a rank's own ones too, in any order of the peers."""
-    from fastcoll.calls.batches import P2POp
-
     me, ops, outputs, wants = group.rank, [], [], []
     for peer in random.Random(me).sample(range(group.world_size), group.world_size):
         for tag in range(2):

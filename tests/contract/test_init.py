@@ -3,7 +3,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
+from tests.support.launched import free_port
 
 BARE = Setup(init=False)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def launched(rank: Rank, port: int) -> None:
@@ -38,37 +33,30 @@ def launched(rank: Rank, port: int) -> None:
 
 def total(rank: Rank) -> float:
     """Return the sum of `rank + 1` over all ranks, made in the default group."""
-    import fastcoll
-
     tensor = torch.tensor([rank.rank + 1.0])
     fastcoll.all_reduce(tensor)
     return tensor.item()
 
 
-def from_the_launcher(rank: Rank, port: int) -> list[Any]:
-    import fastcoll
-
-    launched(rank, port)
+def from_the_environment(rank: Rank) -> list[Any]:
     comm = fastcoll.init(timeout_s=15)
     facts = [comm.rank, comm.world_size, total(rank)]
     fastcoll.destroy()
     return facts
+
+
+def from_the_launcher(rank: Rank, port: int) -> list[Any]:
+    launched(rank, port)
+    return from_the_environment(rank)
 
 
 def from_mpirun(rank: Rank, size: str) -> list[Any]:
-    import fastcoll
-
     os.environ.update(PMI_RANK=str(rank.rank), PMI_SIZE=size, MPI_LOCALNRANKS=size)
-    comm = fastcoll.init(timeout_s=15)
-    facts = [comm.rank, comm.world_size, total(rank)]
-    fastcoll.destroy()
-    return facts
+    return from_the_environment(rank)
 
 
 def by_itself(rank: Rank, port: int) -> list[float]:
     """The first call of the module makes the group; after destroy `init` makes another."""
-    import fastcoll
-
     launched(rank, port)
     first = total(rank)
     fastcoll.barrier()
@@ -81,8 +69,6 @@ def by_itself(rank: Rank, port: int) -> list[float]:
 
 
 def from_torch(rank: Rank, way: str) -> list[Any]:
-    import fastcoll
-
     dist.init_process_group("gloo", store=rank.store, rank=rank.rank, world_size=rank.world_size)
     if way == "given":
         fastcoll.init(dist.group.WORLD)
@@ -96,17 +82,12 @@ def from_torch(rank: Rank, way: str) -> list[Any]:
 
 
 def from_a_store(rank: Rank, path: str) -> list[Any]:
-    import fastcoll
-
     store = dist.FileStore(path, rank.world_size)
     with fastcoll.init(store=store, rank=rank.rank, world_size=rank.world_size) as comm:
         facts: list[Any] = [comm.rank, comm.world_size, total(rank)]
         assert f"rank {rank.rank} of {rank.world_size}" in repr(comm)
-    try:
-        fastcoll.all_reduce(torch.ones(1))
-    except fastcoll.UsageError as error:
-        facts.append("fastcoll.init" in str(error))
-    return facts
+    after = attempt(fastcoll.all_reduce, torch.ones(1))
+    return [*facts, after.kind == "UsageError" and "fastcoll.init" in after.text]
 
 
 @pytest.fixture
@@ -139,8 +120,6 @@ def test_from_an_explicit_store(bare: Pool, tmp_path: Path) -> None:
 
 def after_a_failure(rank: Rank) -> list[Any]:
     """Rank 1 misses the first attempt; on the same store, the next one works."""
-    import fastcoll
-
     options = {"store": rank.store, "rank": rank.rank, "world_size": rank.world_size}
     first = None
     if rank.rank == 0:
@@ -157,8 +136,6 @@ def test_init_again_after_a_rank_did_not_come(fresh_pool: Any) -> None:
 
 
 def as_rank_zero(rank: Rank) -> tuple[int, Attempt]:
-    import fastcoll
-
     options = {"store": dist.PrefixStore("alike", rank.store), "rank": 0, "world_size": 2}
     return os.getpid(), attempt(fastcoll.init, **options, timeout_s=1.5)
 
@@ -173,8 +150,6 @@ def test_two_processes_that_claim_one_rank(fresh_pool: Any) -> None:
 
 
 def again_and_again(rank: Rank, rounds: int) -> list[float]:
-    import fastcoll
-
     values = []
     for number in range(rounds):
         store = dist.PrefixStore(f"round {number}", rank.store)

@@ -11,42 +11,38 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
 from tests.contract.test_init import BARE, launched, total
 from tests.support.harness import Attempt, Rank, attempt
 
 
-def with_a_port(rank: Rank, port: str) -> Attempt:
-    import fastcoll
-
+def launched_wrongly(rank: Rank, name: str, value: str | None) -> Attempt:
+    """A launcher has set one variable to something else, or not at all."""
     launched(rank, 1)
-    os.environ["MASTER_PORT"] = port
+    del os.environ[name]
+    if value is not None:
+        os.environ[name] = value
     return attempt(fastcoll.init, timeout_s=2)
 
 
-@pytest.mark.parametrize("port", ["99999", "65536", "-1"])
-def test_a_port_that_is_none_is_named(fresh_pool: Any, port: str) -> None:
-    [found] = fresh_pool(1, BARE).run(with_a_port, port)
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("MASTER_PORT", "99999", "MASTER_PORT=99999 is outside 0 to 65535"),
+        ("MASTER_PORT", "65536", "MASTER_PORT=65536 is outside 0 to 65535"),
+        ("MASTER_PORT", "-1", "MASTER_PORT=-1 is outside 0 to 65535"),
+        ("MASTER_ADDR", None, "WORLD_SIZE and MASTER_PORT are set, but MASTER_ADDR is not"),
+    ],
+)
+def test_a_wrong_or_missing_address_is_named(
+    fresh_pool: Any, name: str, value: Any, text: str
+) -> None:
+    [found] = fresh_pool(1, BARE).run(launched_wrongly, name, value)
     assert found.kind == "UsageError", found
-    assert f"MASTER_PORT={port} is outside 0 to 65535" in found.text
-
-
-def without_an_address(rank: Rank) -> Attempt:
-    import fastcoll
-
-    launched(rank, 1)
-    del os.environ["MASTER_ADDR"]
-    return attempt(fastcoll.init, timeout_s=2)
-
-
-def test_a_missing_address_is_named(fresh_pool: Any) -> None:
-    [found] = fresh_pool(1, BARE).run(without_an_address)
-    assert found.kind == "UsageError", found
-    assert "WORLD_SIZE and MASTER_PORT are set, but MASTER_ADDR is not" in found.text
+    assert text in found.text
 
 
 def not_initialised(rank: Rank) -> list[str]:
-    import fastcoll
-
     tensor = torch.ones(4)
     calls: dict[str, Any] = {
         "init": lambda: fastcoll.init(),
@@ -61,20 +57,16 @@ def not_initialised(rank: Rank) -> list[str]:
     }
     wrong = []
     for name, call in calls.items():
-        try:
-            call()
-            wrong.append(f"{name} was accepted")
-        except fastcoll.UsageError as error:
-            if "fastcoll.init" not in str(error) or "torchrun" not in str(error):
-                wrong.append(f"{name}: {error}")
+        one = attempt(call)
+        missing = [word for word in ("fastcoll.init", "torchrun") if word not in one.text]
+        if one.kind != "UsageError" or missing:
+            wrong.append(f"{name}: {one}")
     fastcoll.destroy()  # of nothing does nothing
     assert tensor.tolist() == [1.0] * 4
     return wrong
 
 
 def bad_arguments(rank: Rank) -> list[str]:
-    import fastcoll
-
     store = rank.store
     cases: list[tuple[dict[str, Any], str]] = [
         ({"store": store}, "world_size"),
@@ -94,27 +86,19 @@ def bad_arguments(rank: Rank) -> list[str]:
     ]
     wrong = []
     for options, word in cases:
-        try:
-            fastcoll.init(**options)
-            wrong.append(f"{options} was accepted")
+        one = attempt(fastcoll.init, **options)
+        if one.kind != "UsageError" or word not in one.text:
+            wrong.append(f"{options}: {one}")
             fastcoll.destroy()
-        except fastcoll.UsageError as error:
-            if word not in str(error):
-                wrong.append(f"{options}: {error}")
     return wrong
 
 
 def twice(rank: Rank) -> list[Any]:
-    import fastcoll
-
     facts: list[Any] = []
     options = {"rank": 0, "world_size": 1}
     comm = fastcoll.init(store=dist.PrefixStore("a", rank.store), **options)
-    try:
-        fastcoll.init(store=dist.PrefixStore("b", rank.store), **options)
-    except fastcoll.UsageError as error:
-        facts.append("destroy" in str(error))
-    facts.append(total(rank))
+    again = attempt(fastcoll.init, store=dist.PrefixStore("b", rank.store), **options)
+    facts += [again.kind == "UsageError" and "destroy" in again.text, total(rank)]
     fastcoll.destroy()
     fastcoll.destroy()
     facts.append(comm.closed)
@@ -134,8 +118,6 @@ def test_mistakes_on_one_rank(fresh_pool: Any) -> None:
 
 def twice_differs(rank: Rank) -> list[bool]:
     """A broken environment is reported as such, not guessed around."""
-    import fastcoll
-
     facts = []
     for changes, word in (({"RANK": "x"}, "environment"), ({"RANK": "5"}, "RANK=5")):
         launched(rank, 1)
@@ -146,36 +128,35 @@ def twice_differs(rank: Rank) -> list[bool]:
 
 
 def bad_setting(rank: Rank, name: str, value: str) -> Attempt:
-    import fastcoll
-
     os.environ[name] = value
     return attempt(fastcoll.init, store=rank.store, rank=0, world_size=1)
 
 
-@pytest.mark.parametrize("name", ["FASTCOLL_SIMD", "FASTCOLL_NUMERICS", "FASTCOLL_LOG"])
-def test_a_senseless_variable_is_named(fresh_pool: Any, name: str) -> None:
-    [one] = fresh_pool(1, BARE).run(bad_setting, name, "nonsense")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((f"FASTCOLL_{end}", "nonsense") for end in ("SIMD", "NUMERICS", "LOG")),
+        *(("FASTCOLL_TIMEOUT_S", value) for value in ("0", "-1", "soon", "inf", "nan")),
+    ],
+)
+def test_a_senseless_variable_is_named(fresh_pool: Any, name: str, value: str) -> None:
+    [one] = fresh_pool(1, BARE).run(bad_setting, name, value)
     assert one.kind == "UsageError", one
     assert name in one.text
-    assert "nonsense" in one.text
+    assert value in one.text
 
 
-def disagreeing(rank: Rank) -> str:
-    import fastcoll
-
+def disagreeing(rank: Rank) -> Attempt:
     numerics = "fast" if rank.rank == 1 else "same_bits"
     options = {"rank": rank.rank, "world_size": rank.world_size, "numerics": numerics}
-    try:
-        fastcoll.init(store=rank.store, **options)
-    except fastcoll.UsageError as error:
-        return str(error)
-    return "accepted"
+    return attempt(fastcoll.init, store=rank.store, **options)
 
 
 def test_numerics_must_agree(fresh_pool: Any) -> None:
-    for text in fresh_pool(3, BARE).run(disagreeing):
-        assert "fast" in text
-        assert "same_bits" in text
+    for one in fresh_pool(3, BARE).run(disagreeing):
+        assert one.kind == "UsageError"
+        assert "fast" in one.text
+        assert "same_bits" in one.text
 
 
 # In two parts: a name that is written out has to be one that exists.
@@ -184,8 +165,6 @@ RIGHT = {"FASTCOLL_TIMEOUT_S": "20", "FASTCOLL_VENV": "a", "FASTCOLL_TORCH": "2.
 
 
 def said_at_init(rank: Rank, local_rank: str) -> list[str]:
-    import fastcoll
-
     os.environ.update(WRONG | RIGHT)
     if rank.rank == 1:
         os.environ["LOCAL_RANK"] = local_rank

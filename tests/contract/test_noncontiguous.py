@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import fastcoll
 from tests.support import oracle
 from tests.support.calls import Call, expected, words_in
 from tests.support.draw import IN_RANK_ORDER, algorithms_of
@@ -150,8 +151,6 @@ def test_another_layout_on_each_rank(pools: Pools, case: Case) -> None:
 
 def run_shapes(rank: Rank, kind: str) -> list[Any]:
     """Layouts that need more than steps and an order; the result as nested lists."""
-    import fastcoll
-
     mine = torch.arange(24.0).reshape(2, 3, 2, 2) + rank.rank
     if kind == "channels_last":
         tensor = mine.contiguous(memory_format=torch.channels_last)
@@ -193,8 +192,6 @@ def test_layouts_with_a_name(pools: Pools) -> None:
 
 def negated(rank: Rank, numel: int) -> list[float]:
     """Greatest of plain and of lazily negated tensors in turn; later ones take the short way."""
-    import fastcoll
-
     found = []
     for turn in range(20):
         # A new object each time: it may lie where one of the other kind lay.
@@ -215,8 +212,6 @@ def test_a_sign_that_is_only_marked(pools: Pools, numel: int) -> None:
 
 def strided_parts(rank: Rank, dtype: str) -> list[list[int]]:
     """reduce_scatter from, and all_gather into, transposed matrices."""
-    import fastcoll
-
     world, kind = rank.world_size, getattr(torch, dtype)
     source = (torch.arange(12 * world).reshape(2 * world, 6) % 7 + rank.rank).to(kind)
     part = torch.zeros(6, 2, dtype=kind)

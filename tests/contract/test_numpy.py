@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import fastcoll
 from tests.support import oracle
 from tests.support.calls import NUMPY_DTYPES, Call, Place
 from tests.support.harness import Pools, Rank
@@ -25,8 +26,6 @@ def test_every_dtype_and_verb(pools: Pools) -> None:
 
 
 def reduce_layouts(rank: Rank) -> dict[str, Any]:
-    import fastcoll
-
     mine = np.arange(12, dtype=np.float64).reshape(3, 4) + rank.rank
     results: dict[str, Any] = {}
     backwards = mine.copy()

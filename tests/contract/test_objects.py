@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import fastcoll
 from fastcoll.calls.objects import _ROOM_BYTES
 from tests.support.backends import TorchGroup
 from tests.support.fallbacks import noting
@@ -59,8 +60,6 @@ def test_every_verb_of_weights_alone(pools: Pools, world: int) -> None:
 
 def passed_on(rank: Rank) -> list[str]:
     """The verbs that known calls with objects leave to Python."""
-    import fastcoll
-
     every_verb(rank, 0)
     fastcoll.monitored_barrier(rank.comm)
     with noting() as passed:
@@ -189,8 +188,6 @@ class OnlyForRankOne:
     """Says in which process it was unpickled."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        import fastcoll
-
         assert fastcoll.api.groups.default_group().rank == 1
         self.__dict__ |= state
 
@@ -365,8 +362,6 @@ def test_another_destination_or_verb_is_no_gather(pools: Pools) -> None:
 
 
 def missing(rank: Rank) -> Attempt | None:
-    import fastcoll
-
     group = rank.comm.new_group()
     fastcoll.monitored_barrier(group)
     one = None

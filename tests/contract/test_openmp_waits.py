@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 import torch
 
+import fastcoll
 from tests.support.environment import ranks_with
 from tests.support.harness import Pool, Rank, Setup
 
@@ -34,8 +35,6 @@ def spun_s() -> list[float]:
 
 def spun_around_a_group(rank: Rank) -> list[list[float]]:
     """Return the times before a group is made, while it is there, and after its end."""
-    import fastcoll
-
     torch.set_num_threads(CPUS)
     before = spun_s()
     fastcoll.init(store=rank.store, rank=rank.rank, world_size=rank.world_size)

@@ -5,17 +5,16 @@ Decides the sizes; every element says which rank gave it to whom, so a part in a
 """
 
 import dataclasses
-import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.harness import LATE_S, Attempt, Pools, Rank, Setup, attempt
+import fastcoll
+from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
 from tests.support.sites import Site, in_torch, without_gpu
 
 WORLD = 3
@@ -48,8 +47,6 @@ def shuffles(draw: st.DrawFn) -> Shuffle:
 
 def shuffle(rank: Rank, case: Shuffle) -> list[bool]:
     """Whether what came from each rank is what it gave."""
-    import fastcoll
-
     me, world = rank.rank, rank.world_size
     dtype = getattr(torch, case.dtype)
     ins = [given_to(me, to, case.rows[me][to] * case.width, dtype) for to in range(world)]
@@ -125,8 +122,6 @@ def test_parts_that_are_counted(site: Site, as_list: bool) -> None:
 
 def symmetric_shuffle(rank: Rank, numel: int) -> list[bool]:
     """From symmetric memory on the even ranks, of equal and of counted parts."""
-    import fastcoll
-
     me, world, results = rank.rank, rank.world_size, []
     symmetric = rank.comm.empty(world * numel)
     private = torch.empty(world * numel)
@@ -193,8 +188,6 @@ def test_lists_of_parts_in_other_worlds(pools: Pools, world: int) -> None:
 
 def in_place(rank: Rank) -> list[bool]:
     """A rank's own part may be what it gives, or what it gets."""
-    import fastcoll
-
     me, world, comm = rank.rank, rank.world_size, rank.comm
     whole = torch.zeros(world, 9_000)
     whole[me] = me + 1
@@ -228,8 +221,6 @@ PAST_CACHES = 4 << 20
 
 def large_own_parts(rank: Rank, starts: list[tuple[int, int]]) -> list[bool]:
     """Whether parts at odd places arrive whole, and nothing beside them is touched."""
-    import fastcoll
-
     found = []
     for given_start, got_start in starts:
         numel = 2 * (PAST_CACHES + given_start + 7)
@@ -328,40 +319,7 @@ def test_split_sizes_on_some_ranks_only(pools: Pools) -> None:
         assert "split sizes given" in one.text
 
 
-def by_torch_group(rank: Rank) -> list[Any]:
-    """A torch process group as group=: its roots are global ranks, as torch's are."""
-    import fastcoll
-
-    dist.init_process_group("gloo", store=rank.store, rank=rank.rank, world_size=3)
-    part = dist.new_group([2, 0])
-    results: list[Any] = []
-    tensor = torch.tensor([float(rank.rank + 1)])
-    if rank.rank == 1:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            results.append(fastcoll.reduce(tensor, 2, group=dist.GroupMember.NON_GROUP_MEMBER))
-        told = str(caught[0].message)
-        results.append("not in the group" in told and caught[0].filename == __file__)
-    else:
-        fastcoll.reduce(tensor, 2, group=part)
-        outs = [torch.empty(1), torch.empty(1)] if rank.rank == 2 else None
-        fastcoll.gather(tensor, outs, 2, part)
-        results.append([out.item() for out in outs] if outs else tensor.item())
-        results.append(attempt(fastcoll.gather, tensor, None, 1, part).kind)
-    dist.barrier()  # rank 2 may be connecting still, which Gloo fails at if rank 1 goes
-    fastcoll.destroy()
-    dist.destroy_process_group()
-    return results
-
-
-def test_roots_of_torch_groups_are_global_ranks(fresh_pool: Any) -> None:
-    rows = fresh_pool(3, Setup(init=False)).run(by_torch_group)
-    assert rows == [[1.0, "UsageError"], [None, True], [[1.0, 4.0], "UsageError"]]
-
-
 def numpy_shuffle(rank: Rank) -> list[float]:
-    import fastcoll
-
     out = np.empty(rank.world_size)
     fastcoll.all_to_all_single(out, np.arange(rank.world_size) + 10.0 * rank.rank, group=rank.comm)
     return list(out)

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+import fastcoll
 from tests.support.harness import Pools, Rank, attempt
 
 
 def parts_apart(rank: Rank, seed: int) -> list[str]:
     """reduce_scatter of lists, wherever the parts lie, against the verb for one tensor."""
-    import fastcoll
-
     me, world, comm = rank.rank, rank.world_size, rank.comm
     own, agreed = random.Random(seed * 64 + me), random.Random(seed)
     numbers = torch.Generator().manual_seed(seed * 64 + me)
@@ -65,8 +64,6 @@ def shapes_differ(rank: Rank) -> list[Any]:
 
     Also where some ranks' parts are for C++, and others' for Python.
     """
-    import fastcoll
-
     world = rank.world_size
     plain = [torch.ones(6) for _ in range(world)]
     out = torch.empty(6)

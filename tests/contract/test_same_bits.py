@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+import fastcoll
+from fastcoll import _C
 from tests.support import oracle
 from tests.support.calls import Call, Place
 from tests.support.draw import IN_RANK_ORDER
@@ -62,8 +64,6 @@ def test_algorithm_size_and_place_do_not_matter(pools: Pools, dtype: str, world:
 
 def absorb(rank: Rank, algorithm: str, numel: int) -> list[float]:
     """2^24 + 1 - 2^24 over ranks 0, 1, 2 is 0; 2^24 - 2^24 + 1 is 1."""
-    import fastcoll
-
     results = []
     for values in ((2.0**24, 1.0, -(2.0**24)), (2.0**24, -(2.0**24), 1.0)):
         tensor = torch.full((numel,), values[rank.rank])
@@ -93,8 +93,6 @@ def test_reduce_scatter_gives_the_bits_of_all_reduce(pools: Pools, world: int) -
 
 def with_levels(rank: Rank, calls: list[Call], levels: list[str]) -> list[tuple[np.ndarray, str]]:
     """Run calls on the SIMD level that is this rank's turn."""
-    from fastcoll import _C
-
     _C.set_simd_level(levels[rank.rank % len(levels)])
     try:
         return perform_all(rank, calls)
@@ -103,8 +101,6 @@ def with_levels(rank: Rank, calls: list[Call], levels: list[str]) -> list[tuple[
 
 
 def levels_here(rank: Rank) -> list[str]:
-    from fastcoll import _C
-
     return list(_C.simd_levels())
 
 

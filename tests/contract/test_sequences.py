@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import fastcoll
 from tests.support import oracle
 from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected, mixed
 from tests.support.draw import IN_ANY_ORDER, algorithms_of
@@ -140,8 +141,6 @@ def test_mixed_calls(pools: Pools, count: int) -> None:
 
 def without_pause(rank: Rank, rounds: int, seed: int) -> str:
     """Calls on the library's shortest way, back to back; what was wrong first."""
-    import fastcoll
-
     world, me = rank.world_size, rank.rank
     plan = random.Random(seed)
     one, few = torch.zeros(1), torch.zeros(700)
@@ -191,8 +190,6 @@ def test_no_pause_between_calls(pools: Pools, world: int, rounds: int) -> None:
 
 def run_of_broadcasts(rank: Rank, rounds: int) -> str:
     """Only broadcasts from one root: nobody waits for the readers but by the rule of reuse."""
-    import fastcoll
-
     tensors = [torch.zeros(numel) for numel in (1, 300, 9000)]
     own = random.Random(rank.rank)
     for number in range(rounds):

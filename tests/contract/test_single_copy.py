@@ -9,6 +9,7 @@ import ctypes
 import errno
 import mmap
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+import fastcoll
 from tests.contract.test_parts import counted
 from tests.support.calls import MOVES, ROOTED, Call, expected
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
@@ -72,8 +74,6 @@ def show_memory(is_shown: bool) -> None:
 
 def forbid(rank: Rank) -> tuple[str, str]:
     """Rank 1 keeps its memory to itself."""
-    import fastcoll
-
     show_memory(rank.rank != 1)
     rank.comm = fastcoll.init(store=rank.store, rank=rank.rank, world_size=2)
     return who_may(rank)
@@ -86,8 +86,6 @@ def test_one_that_may_not_read_decides_for_all(fresh_pool: FreshPool) -> None:
 
 def forbid_later(rank: Rank, calls: list[Call]) -> tuple[str, list[Result], list[int]]:
     """Rank 1 keeps its memory to itself once the group is there."""
-    import fastcoll
-
     show_memory(True)
     rank.comm = fastcoll.init(store=rank.store, rank=rank.rank, world_size=2)
     perform_all(rank, calls)
@@ -161,28 +159,35 @@ def test_memory_that_is_not_copied_for_others_is_staged(fresh_pool: FreshPool) -
     assert right == [True, True]
 
 
-def owner_dies(rank: Rank) -> Attempt:
+def owner_dies(rank: Rank, gives: str, peer: int, takes: str) -> Attempt:
     if rank.rank == 0:
-        return attempt(rank.comm.broadcast, torch.ones(NUMEL), 0)
-    time.sleep(1.0)  # by now the owner has arrived, and is gone
-    return attempt(rank.comm.broadcast, torch.zeros(NUMEL), 0)
+        return attempt(getattr(rank.comm, gives), torch.ones(NUMEL), peer)
+    time.sleep(1.0)  # by now the owner has arrived or made its offer, and its memory is gone
+    return attempt(getattr(rank.comm, takes), torch.zeros(NUMEL), 0)
 
 
-def test_an_owner_that_died_is_named(fresh_pool: FreshPool) -> None:
+@pytest.mark.parametrize(
+    ("gives", "peer", "takes", "text"),
+    [
+        ("broadcast", 0, "broadcast", "ended|was killed by signal 9"),
+        ("send", 1, "recv", r"recv\(float32"),
+    ],
+)
+def test_an_owner_that_died_is_named(
+    fresh_pool: FreshPool, gives: str, peer: int, takes: str, text: str
+) -> None:
     pool = fresh_pool(2, ALWAYS)
-    pool.start(owner_dies)
+    pool.start(owner_dies, gives, peer, takes)
     time.sleep(0.5)
     os.kill(pool.pids[0], signal.SIGKILL)
     found: Any = pool.collect(ranks=[1])[0].value
     assert found.kind == "PeerLostError"
     assert found.ranks == (0,)
-    assert "ended" in found.text or "was killed by signal 9" in found.text
+    assert re.search(text, found.text)
 
 
 def sends_in_turns(rank: Rank, turns: int) -> list[int]:
     """A sender changes its tensor as soon as its call returns; both ways, and with another tag."""
-    import fastcoll
-
     peer, wrong = 1 - rank.rank, []
     for turn in range(turns):
         got = torch.empty(NUMEL)
@@ -209,21 +214,3 @@ def sends_in_turns(rank: Rank, turns: int) -> list[int]:
 def test_sends_in_turns(fresh_pool: FreshPool, mode: str) -> None:
     pool = fresh_pool(2, Setup(env={"FASTCOLL_SINGLE_COPY": mode}))
     assert pool.run(sends_in_turns, 10) == [[], []]
-
-
-def sender_dies(rank: Rank) -> Attempt:
-    if rank.rank == 0:
-        return attempt(rank.comm.send, torch.ones(NUMEL), 1)
-    time.sleep(1.0)  # its offer is there, and its memory is gone
-    return attempt(rank.comm.recv, torch.zeros(NUMEL), 0)
-
-
-def test_a_sender_that_died_is_named(fresh_pool: FreshPool) -> None:
-    pool = fresh_pool(2, ALWAYS)
-    pool.start(sender_dies)
-    time.sleep(0.5)
-    os.kill(pool.pids[0], signal.SIGKILL)
-    found: Any = pool.collect(ranks=[1])[0].value
-    assert found.kind == "PeerLostError"
-    assert found.ranks == (0,)
-    assert "recv(float32" in found.text

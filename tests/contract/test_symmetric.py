@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+import fastcoll
 from tests.support import oracle
 from tests.support.calls import Call, Place
 from tests.support.draw import ALGORITHMS, IN_ANY_ORDER, algorithms_of
-from tests.support.harness import Pools, Rank, attempt
+from tests.support.harness import Attempt, Pools, Rank, attempt
 from tests.support.perform import check
 
 MEBIBYTE = 1 << 20
 
 
 def make_all_kinds(rank: Rank) -> list[Any]:
-    import fastcoll
-
     facts: list[Any] = []
     for name in oracle.DTYPES:
         dtype = getattr(torch, name)
@@ -105,8 +104,6 @@ def test_moves_of_any_mix_of_places(pools: Pools, world: int) -> None:
 
 def churn(rank: Rank, seed: int, rounds: int) -> int:
     """Make and drop tensors; each rank drops in an order of its own. The most arenas mapped."""
-    import fastcoll
-
     plan = random.Random(seed)  # what all ranks do alike
     own = random.Random(seed + 1 + rank.rank)
     held: list[torch.Tensor] = []
@@ -138,8 +135,6 @@ def test_blocks_are_freed_in_any_order_and_come_back(pools: Pools) -> None:
 
 def hold_back(rank: Rank) -> tuple[bool, bool]:
     """Rank 0 keeps a view of a block that all the others have let go."""
-    import fastcoll
-
     tensor = fastcoll.zeros(1000)
     address = tensor.data_ptr()
     view = tensor[500:] if rank.rank == 0 else None
@@ -165,30 +160,24 @@ def test_a_block_is_not_reused_before_every_rank_let_it_go(pools: Pools) -> None
         assert reused_later
 
 
-def disagree(rank: Rank) -> str:
-    import fastcoll
-
-    try:
-        fastcoll.empty(100 + rank.rank)
-    except fastcoll.DesyncError as error:
-        tensor = fastcoll.zeros(3)
-        tensor += 1
-        fastcoll.all_reduce(tensor)
-        assert tensor.tolist() == [rank.world_size] * 3
-        return str(error)
-    return "accepted"
+def disagree(rank: Rank) -> Attempt:
+    one = attempt(fastcoll.empty, 100 + rank.rank)
+    tensor = fastcoll.zeros(3)
+    tensor += 1
+    fastcoll.all_reduce(tensor)
+    assert tensor.tolist() == [rank.world_size] * 3
+    return one
 
 
 def test_different_sizes_are_refused_and_the_group_lives(pools: Pools) -> None:
-    for text in pools(2).run(disagree):
-        assert "400" in text
-        assert "404" in text
+    for one in pools(2).run(disagree):
+        assert one.kind == "DesyncError"
+        assert "400" in one.text
+        assert "404" in one.text
 
 
 def use_elsewhere(rank: Rank) -> list[float]:
     """A symmetric tensor of one group in the calls of another, and after its own group's end."""
-    import fastcoll
-
     group = fastcoll.new_group()
     small = fastcoll.new_group([0, 1])
     tensor = fastcoll.empty(70_000, group=group).fill_(1)
@@ -208,8 +197,6 @@ def test_they_outlive_their_group_and_serve_others(pools: Pools) -> None:
 
 
 def large_one(rank: Rank) -> list[float]:
-    import fastcoll
-
     tensor = fastcoll.empty(20 * MEBIBYTE)  # 80 MiB
     tensor[::4096] = 1
     tensor[-1] = 2

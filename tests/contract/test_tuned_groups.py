@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
+from fastcoll.choose.algorithms.shared import CPU
 from fastcoll.cli import app
+from fastcoll.group.communicator import Communicator
 from fastcoll.measure.results import validate
 from tests.support.harness import Rank
 
@@ -18,8 +20,6 @@ from tests.support.harness import Rank
 def grouped(rank: Rank, paths: list[str]) -> tuple[str, str, float]:
     """Make a group beside the pool's and say by what it chose an all_reduce of 1 KiB."""
     import os
-
-    from fastcoll.group.communicator import Communicator
 
     os.environ["FASTCOLL_TUNING"] = paths[rank.rank]
     try:
@@ -37,7 +37,6 @@ def grouped(rank: Rank, paths: list[str]) -> tuple[str, str, float]:
 
 
 def test_a_table_is_used_if_all_ranks_have_it(pools: Any, tmp_path: Path) -> None:
-    from fastcoll.choose.algorithms.shared import CPU
     from fastcoll.measure.tune import make_document, write_table
 
     names = ("verb", "world_size", "num_cpus", "size_bytes", "algorithm", "segment_bytes")

@@ -12,6 +12,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import fastcoll
+from fastcoll import _C
+from fastcoll.choose.algorithms.shared import INLINE_BYTES
 from tests.support import oracle
 from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected, mixed
 from tests.support.draw import (
@@ -68,9 +71,6 @@ def test_another_order_of_the_nodes_is_seen() -> None:
 
 def boundaries() -> list[int]:
     """Bytes at which the library changes its way: in the flag line, segments, slots, all slots."""
-    from fastcoll import _C
-    from fastcoll.choose.algorithms.shared import INLINE_BYTES
-
     slots = _C.K_SLOT_BYTES * _C.K_NUM_SLOTS
     return [INLINE_BYTES, 32 << 10, 128 << 10, _C.K_SLOT_BYTES, slots]
 
@@ -91,8 +91,6 @@ def test_one_element_around_the_boundaries(pools: Pools, world: int) -> None:
 
 def refuse(rank: Rank, pairs: list[tuple[str, str]]) -> list[str]:
     """Ask for reductions that mean nothing; what was wrong with the answers."""
-    import fastcoll
-
     wrong = []
     for (dtype, op), verb in itertools.product(pairs, REDUCTIONS):
         one = torch.zeros(rank.world_size, dtype=getattr(torch, dtype))
@@ -114,8 +112,6 @@ def test_what_means_nothing_is_refused_and_does_no_harm(pools: Pools, world: int
 
 
 def ask_for_another_order(rank: Rank, algorithm: str, pairs: list[tuple[str, str]]) -> list[str]:
-    import fastcoll
-
     wrong = []
     for dtype, op in pairs:
         tensor = torch.ones(8, dtype=getattr(torch, dtype))

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+import fastcoll
+from fastcoll.calls.arrays import view
 from tests.support.harness import Rank, attempt
 from tests.support.sites import EACH_KIND, Site, at, each_kind, in_torch
 
@@ -78,8 +80,5 @@ LEFT_OUT = (([1.0, 2.0], "torch.tensor"), (3, "torch.tensor"), ({"a": 1}, "all_g
 
 @pytest.mark.parametrize(("given", "words"), LEFT_OUT)
 def test_what_is_no_array_is_refused_with_the_way_out(given: Any, words: str) -> None:
-    import fastcoll
-    from fastcoll.calls.arrays import view
-
     with pytest.raises(fastcoll.UsageError, match=words):
         view(given, "tensor")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import fastcoll
 from tests.support.harness import Pool, Pools, Rank, attempt
 from tests.support.verb_calls import VERB_CALLS, nobody
 
@@ -51,8 +52,6 @@ def test_a_work_knows_its_outputs(fresh_pool: Callable[..., Pool], world: int) -
 
 def wait_for_half_a_call(rank: Rank) -> dict[str, Any]:
     """A small call is begun where it is made and rests: what goes on with it, and what ends it."""
-    import fastcoll
-
     facts: dict[str, Any] = {}
     group = fastcoll.new_group()
     tensor = torch.ones(3)
@@ -92,8 +91,6 @@ def test_half_a_call(pools: Pools) -> None:
 
 
 def time_out_in_half_a_call(rank: Rank) -> Any:
-    import fastcoll
-
     group = fastcoll.new_group()
     tensor = torch.ones(3)
     group.all_reduce(tensor)
