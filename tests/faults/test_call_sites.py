@@ -13,6 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import fastcoll
 from fastcoll.cli import app
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 from tests.support.waiting import wait_until
@@ -21,8 +22,6 @@ TRACE = Setup(env={"FASTCOLL_DEBUG": "trace"})
 
 
 def by_c_function(group: Any, numel: int) -> None:
-    import fastcoll
-
     fastcoll.all_reduce(torch.ones(numel), group=group)
 
 
@@ -40,8 +39,6 @@ def of_parts(group: Any, numel: int) -> None:
 
 
 def of_lists(group: Any, numel: int) -> None:
-    import fastcoll
-
     fastcoll.all_reduce_coalesced([torch.ones(numel), torch.ones(3)], group=group)
 
 
@@ -136,8 +133,6 @@ def test_a_timeout_says_where_this_rank_and_the_missing_one_were(
 
 
 def receive(group: Any) -> None:
-    import fastcoll
-
     fastcoll.recv(torch.ones(5), 1, group=group)
 
 
@@ -200,8 +195,6 @@ def test_messages_that_differ_say_where_they_were_sent_and_received(
 
 def through_torch(rank: Rank) -> Attempt:
     import torch.distributed as dist
-
-    import fastcoll  # noqa: F401
 
     dist.init_process_group(
         "fastcoll", store=rank.store, rank=rank.rank, world_size=rank.world_size

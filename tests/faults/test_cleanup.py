@@ -8,8 +8,6 @@ import gc
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -22,8 +20,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
 from tests.support.harness import Pool, Rank, Setup, attempt
 from tests.support.held import list_held
+from tests.support.programs import run_in_pairs
 
 BARE = Setup(init=False)
 
@@ -49,8 +49,6 @@ def machine() -> set[str]:
 
 
 def come_up(rank: Rank, key: str, timeout_s: float = 20) -> Any:
-    import fastcoll
-
     store = dist.PrefixStore(key, rank.store)
     return fastcoll.init(
         store=store, rank=rank.rank, world_size=rank.world_size, timeout_s=timeout_s
@@ -59,8 +57,6 @@ def come_up(rank: Rank, key: str, timeout_s: float = 20) -> Any:
 
 def use(comm: Any) -> None:
     """A bit of everything."""
-    import fastcoll
-
     for numel in (1, 5000, 300_000):
         comm.all_reduce(torch.ones(numel))
     comm.broadcast(torch.ones(5), 0)
@@ -73,8 +69,6 @@ def use(comm: Any) -> None:
 
 def cycles(rank: Rank, count: int) -> list[dict[str, Any]]:
     """The things that this rank holds after each group."""
-    import fastcoll
-
     found = []
     for number in range(count):
         comm = come_up(rank, f"cycle {number}")
@@ -203,8 +197,6 @@ def test_staging_memory_is_at_most_4_mib_a_rank(fresh_pool: Callable[..., Pool])
 
 def after_an_error(rank: Rank, kind: str) -> dict[str, Any]:
     """Break the group, destroy it, look."""
-    import fastcoll
-
     comm = come_up(rank, "breaks", 1.0 if kind == "CollectiveTimeout" else 20)
     use(comm)
     if kind == "PeerLostError" and rank.rank == 1:
@@ -285,22 +277,7 @@ elif way == "subgroup":
 def test_programs_end_in_silence(tmp_path: Path, way: str) -> None:
     """However a program ends, it ends soon, without a word and without a trace."""
     before = machine()
-    command = [sys.executable, "-W", "default::ResourceWarning", "-c", PROGRAM]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store"), way],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=60)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert said == (["on purpose\n"] * 2 if way == "raise" else [""] * 2)
-    assert [rank.returncode for rank in ranks] == [1 if way == "raise" else 0] * 2
+    options = ("-W", "default::ResourceWarning")
+    [said] = run_in_pairs(tmp_path, PROGRAM, [(way,)], options, limit_s=60).values()
+    assert said == [(1, "", "on purpose\n") if way == "raise" else (0, "", "")] * 2
     assert machine() <= before

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
 from fastcoll.calls import recorder
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 from tests.support.waiting import wait_until
@@ -59,8 +60,6 @@ def test_a_rank_that_waits_behind_a_work(fresh_pool: Callable[..., Pool]) -> Non
 
 
 def wait_in_init(rank: Rank) -> tuple[float, Attempt]:
-    import fastcoll
-
     if rank.rank == 1:
         return time.monotonic(), attempt(rank.wait_for, "late")
     store = dist.PrefixStore("init", rank.store)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+import fastcoll
 from tests.faults.test_fork import in_child
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt, come_up
 
@@ -163,8 +164,6 @@ def test_leaving_right_after_a_call_is_no_loss(pools: Any, algorithm: str) -> No
 
 def survive(rank: Rank) -> Any:
     """After the loss: destroy, and a new group of those who are left."""
-    import fastcoll
-
     if rank.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     lost = attempt(rank.comm.all_reduce, torch.ones(2))
@@ -184,8 +183,6 @@ def test_the_survivors_make_a_new_group(fresh_pool: Callable[..., Pool]) -> None
 
 def lose_a_child(rank: Rank, way: str) -> tuple[int, Attempt]:
     """Rank 1 is a child of rank 0, which has not asked for its status yet."""
-    import fastcoll
-
     folder = tempfile.TemporaryDirectory()
     child = os.fork()
     store = torch.distributed.FileStore(f"{folder.name}/store", 2)

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import stat
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastcoll.calls import dumps
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 STEM = f"fastcoll-{platform.node()}"
@@ -54,14 +56,6 @@ def test_an_error_is_written_down(fresh_pool: Callable[..., Pool], tmp_path: Pat
         first, second = outcomes[rank].value
         assert first.text == second.text
         assert_whole(tmp_path / name_of(pool.pids[rank], rank), pool, rank, first.text)
-
-
-def test_a_folder_that_is_not_there_hides_no_error(
-    fresh_pool: Callable[..., Pool], tmp_path: Path
-) -> None:
-    pool = fresh_pool(3, Setup(env={"FASTCOLL_DUMP_DIR": str(tmp_path / "missing")}))
-    outcomes = pool.outcomes(lose_rank_1)
-    assert outcomes[0].value[0].kind == outcomes[2].value[0].kind == "PeerLostError"
 
 
 def plant(kind: str, path: Path, elsewhere: Path) -> None:
@@ -127,8 +121,6 @@ def fill(descriptor: int) -> None:
 
 def lose_rank_1_unheard(rank: Rank) -> list[Attempt]:
     """Nobody reads this rank's stderr, which is full."""
-    import sys
-
     _reader, writer = os.pipe()
     fill(writer)
     sys.stderr = os.fdopen(writer, "w", buffering=1)
@@ -138,17 +130,8 @@ def lose_rank_1_unheard(rank: Rank) -> list[Attempt]:
         sys.stderr = sys.__stderr__
 
 
-def test_a_stderr_that_nobody_reads_holds_up_no_error(
-    fresh_pool: Callable[..., Pool], tmp_path: Path
-) -> None:
-    pool = fresh_pool(3, Setup(env={"FASTCOLL_DUMP_DIR": str(tmp_path / "missing")}))
-    outcomes = pool.outcomes(lose_rank_1_unheard, deadline_s=2 * LATE_S)
-    assert outcomes[0].value[0].kind == outcomes[2].value[0].kind == "PeerLostError"
-
-
 def lose_rank_1_beside_a_slow_folder(rank: Rank) -> list[Attempt]:
     """Every file of the folder takes longer to make than the test has time."""
-    from fastcoll.calls import dumps
 
     def never(*_: object) -> Any:
         time.sleep(10 * LATE_S)
@@ -157,11 +140,19 @@ def lose_rank_1_beside_a_slow_folder(rank: Rank) -> list[Attempt]:
     return lose_rank_1(rank)
 
 
-def test_a_folder_that_never_answers_holds_up_no_error(
-    fresh_pool: Callable[..., Pool], tmp_path: Path
+@pytest.mark.parametrize(
+    ("program", "folder"),
+    [
+        (lose_rank_1, "missing"),
+        (lose_rank_1_unheard, "missing"),
+        (lose_rank_1_beside_a_slow_folder, "."),
+    ],
+)
+def test_what_can_not_be_written_holds_up_no_error(
+    fresh_pool: Callable[..., Pool], tmp_path: Path, program: Any, folder: str
 ) -> None:
-    pool = fresh_pool(3, Setup(env={"FASTCOLL_DUMP_DIR": str(tmp_path)}))
-    outcomes = pool.outcomes(lose_rank_1_beside_a_slow_folder, deadline_s=2 * LATE_S)
+    pool = fresh_pool(3, Setup(env={"FASTCOLL_DUMP_DIR": str(tmp_path / folder)}))
+    outcomes = pool.outcomes(program, deadline_s=2 * LATE_S)
     assert outcomes[0].value[0].kind == outcomes[2].value[0].kind == "PeerLostError"
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
 from tests.support.harness import LATE_S, TIMEOUT_S, Attempt, Pool, Pools, Rank, Setup, attempt
 
 
@@ -41,8 +42,6 @@ def sum_of(comm: Any, value: float) -> float:
 
 
 def try_everything(comm: Any) -> list[Attempt]:
-    import fastcoll
-
     tensor = torch.ones(3)
     return [
         attempt(fastcoll.all_reduce, tensor),
@@ -111,16 +110,12 @@ def test_a_child_cannot_wait_for_its_parents_calls(pools: Pools, numel: int) -> 
 
 def close_all() -> str:
     """Do as a child that ends like a program: destroy what it thinks is its own."""
-    import fastcoll
-
     fastcoll.destroy()
     return "closed"
 
 
 def own_group(path: str) -> float:
     """A group of the child's own, after letting go of its parent's."""
-    import fastcoll
-
     fastcoll.destroy()
     store = dist.HashStore()
     with fastcoll.init(store=store, rank=0, world_size=1) as comm:
@@ -170,8 +165,6 @@ def test_a_child_of_a_rank_on_several_nodes(fresh_pool: Callable[..., Pool]) -> 
 
 def fork_before_the_first_call(rank: Rank, is_used: bool) -> tuple[list[Attempt], float]:
     """A child of a rank of Gloo's uses a process group for which nothing may stand yet."""
-    import fastcoll
-
     dist.init_process_group("gloo", store=rank.store, rank=rank.rank, world_size=2)
     group = dist.group.WORLD
     if is_used:
@@ -211,8 +204,6 @@ def inherited() -> list[str]:
 
 
 def execute(rank: Rank) -> tuple[list[str], list[str]]:
-    import fastcoll
-
     before = inherited()
     comm = fastcoll.init(store=rank.store, rank=rank.rank, world_size=rank.world_size)
     comm.all_reduce(comm.empty(5).fill_(1))

@@ -19,6 +19,7 @@ import torch
 from typer.testing import CliRunner
 
 from fastcoll.calls import recorder
+from fastcoll.calls.recorder import _region_links
 from fastcoll.cli import app
 from tests.support.harness import Attempt, Pool, Rank, attempt
 from tests.support.waiting import wait_until
@@ -120,8 +121,6 @@ AS_SHOWN = r"\x1b]0;owned\x07\x1b[2J\x1b[31m[red]w\u202e\x9b\x0d\nrow"
 
 def rename_group(rank: Rank) -> None:
     """Do as any process may in its own memory: write a group's name with a terminal's escapes."""
-    from fastcoll.calls.recorder import _region_links
-
     [link] = _region_links(os.getpid())
     with link.open("r+b") as file, mmap.mmap(file.fileno(), 0) as region:
         at = region.find(b"world\0")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fastcoll
 from tests.support.harness import TIMEOUT_S, Pool, Rank, Setup
 from tests.support.waiting import wait_until
 
@@ -46,8 +47,6 @@ def intrude(address: tuple[str, int], message: bytes) -> socket.socket:
 
 
 def come_up(rank: Rank) -> list[float]:
-    import fastcoll
-
     if rank.rank == 1:
         rank.wait_for("intruded")
     comm = fastcoll.init(

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import fastcoll
+from fastcoll.bootstrap import rendezvous
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 LIMIT_S = 30.0
@@ -32,7 +34,6 @@ STEPS = {
 
 def stumble(rank: Rank, victim: int, step: str, how: str, limit_s: float) -> Attempt:
     """One rank dies, or fails, at a step of new_group(), or of init() if there is no group yet."""
-    import fastcoll
 
     def fail(*_: Any) -> Any:
         if how == "dies":
@@ -120,8 +121,6 @@ def test_a_node_that_does_not_come_is_named_at_the_limit(
 
 def give_up_on_rank_1(rank: Rank, quitter: int, step: str, slow: int) -> Attempt:
     """One rank finds that rank 1 is lost, at some step of init; another one comes late."""
-    import fastcoll
-    from fastcoll.bootstrap import rendezvous
 
     def give_up(*_: Any) -> None:
         patch.stop()

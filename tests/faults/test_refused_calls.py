@@ -16,6 +16,7 @@ from fastcoll.bootstrap.farewell import say_farewell, why_gone
 from fastcoll.bootstrap.os_errors import explain
 from tests.faults.test_cleanup import BARE, come_up
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
+from tests.support.held import limited
 
 
 def make_and_add(rank: Rank) -> None:
@@ -29,10 +30,7 @@ def refuse(rank: Rank, what: str) -> Attempt:
     """Rank 1 is refused one thing."""
     with contextlib.ExitStack() as stack:
         if rank.rank == 1 and what.startswith("RLIMIT"):
-            number = getattr(resource, what)
-            limits = resource.getrlimit(number)
-            resource.setrlimit(number, (3, limits[1]))
-            stack.callback(resource.setrlimit, number, limits)
+            stack.enter_context(limited(getattr(resource, what), 3))
         elif rank.rank == 1:
             no = PermissionError(errno.EPERM, os.strerror(errno.EPERM))
             stack.enter_context(unittest.mock.patch.object(os, what, side_effect=no))

@@ -12,7 +12,7 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from fastcoll.bootstrap import identity
 from tests.faults.test_cleanup import BARE, belongings, come_up, machine, use
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
+from tests.support.held import limited
 
 SOON_S = LATE_S  # far below the limits of the waits: a failure is told, not waited for
 LIMIT_S = 20.0
@@ -33,38 +34,23 @@ def few_descriptors(left: int) -> Iterator[None]:
     held = [os.open("/dev/null", os.O_RDONLY)]
     while held[-1] < max(int(entry.name) for entry in Path("/proc/self/fd").iterdir()) - 1:
         held.append(os.open("/dev/null", os.O_RDONLY))
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + left, limits[1]))
     try:
-        yield
+        with limited(resource.RLIMIT_NOFILE, held[-1] + 1 + left):
+            yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for fd in held:
             os.close(fd)
 
 
-@contextmanager
-def little_memory(left: int) -> Iterator[None]:
+def little_memory(left: int) -> AbstractContextManager[None]:
     """Some regions' worth of address space more than what is in use."""
     used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    most_bytes = used_bytes + (1 << 20) + left * (18 << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (most_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+    return limited(resource.RLIMIT_AS, used_bytes + (1 << 20) + left * (18 << 20))
 
 
-@contextmanager
-def small_files(left: int) -> Iterator[None]:
+def small_files(left: int) -> AbstractContextManager[None]:
     """No file may be larger than some regions, nor than an arena at first."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (left * (40 << 20), limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return limited(resource.RLIMIT_FSIZE, left * (40 << 20))
 
 
 def make(what: str, rank: Rank, parent: Any, number: int) -> None:
@@ -184,23 +170,19 @@ NOBODY = 65534  # who may not have more descriptors in flight than files open
 def many_in_flight(for_s: float) -> Iterator[None]:
     """This user has as many descriptors in flight as it may, for so long."""
     ends = socket.socketpair()
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
-    os.seteuid(NOBODY)
-    try:
-        with pytest.raises(OSError, match="Too many references") as refused:
-            while True:
-                socket.send_fds(ends[0], [b"."], [ends[0].fileno()] * 50)
-        assert refused.value.errno == errno.ETOOMANYREFS
-        arrives = threading.Timer(for_s, ends[1].close)
-        arrives.start()
-        yield
-        arrives.join()
-    finally:
-        os.seteuid(0)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for end in ends:
-            end.close()
+    with limited(resource.RLIMIT_NOFILE, 200), ends[0], ends[1]:
+        os.seteuid(NOBODY)
+        try:
+            with pytest.raises(OSError, match="Too many references") as refused:
+                while True:
+                    socket.send_fds(ends[0], [b"."], [ends[0].fileno()] * 50)
+            assert refused.value.errno == errno.ETOOMANYREFS
+            arrives = threading.Timer(for_s, ends[1].close)
+            arrives.start()
+            yield
+            arrives.join()
+        finally:
+            os.seteuid(0)
 
 
 def exchange_when_others_have_room(rank: Rank) -> int:

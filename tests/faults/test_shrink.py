@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from fastcoll.bootstrap.mesh import is_stopped
+import fastcoll
+from fastcoll.bootstrap.mesh import Mesh, is_stopped
+from fastcoll.group.communicator import Communicator
 from tests.support.harness import LATE_S, Pool, Rank, attempt
 from tests.support.held import list_held
 from tests.support.waiting import wait_until
@@ -73,8 +75,6 @@ def test_nobody_has_to_die(fresh_pool: Callable[..., Pool]) -> None:
 
 def push_until_error(rank: Rank, numel: int) -> Any:
     """Symmetric tensors: every rank writes into every other's memory."""
-    import fastcoll
-
     one_more = fastcoll.zeros(1000)
     one_more += 7
     tensor = fastcoll.zeros(numel)
@@ -136,9 +136,6 @@ def around(
 
     `before` is asked with its last argument, `after` with its result.
     """
-    from fastcoll.bootstrap.mesh import Mesh
-    from fastcoll.group.communicator import Communicator
-
     owner: Any = Mesh if name == "send" else Communicator
     method = getattr(owner, name)
 
@@ -155,8 +152,6 @@ def around(
 
 def die_on_the_way(rank: Rank, victim: int, point: str) -> Any:
     """Rank 3 is killed; `victim` follows in the middle of the agreement."""
-    import fastcoll
-
     if rank.rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     lost = attempt(rank.comm.barrier)
@@ -241,8 +236,6 @@ def test_of_two_ranks_that_are_stopped_in_turn_one_goes_on(
 
 def shrink_subgroups(rank: Rank) -> list[Any]:
     """Of two halves and the whole, each loses rank 3 by itself."""
-    import fastcoll
-
     halves = [rank.comm.new_group([0, 1]), rank.comm.new_group([2, 3])]
     half = halves[rank.rank // 2]
     half.barrier()

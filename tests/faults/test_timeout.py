@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastcoll
 from tests.support.harness import LATE_S, Attempt, Pool, Pools, Rank, Setup, attempt
 
 LIMIT_S = 1.0
@@ -96,24 +97,7 @@ def test_the_environment_has_a_limit(fresh_pool: Any) -> None:
     assert_in_time(first, 2)
 
 
-def bad_environment(rank: Rank, text: str) -> Attempt:
-    import fastcoll
-
-    os.environ["FASTCOLL_TIMEOUT_S"] = text
-    return attempt(fastcoll.init, store=rank.store, rank=0, world_size=1)
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])
-def test_a_senseless_environment_is_named(fresh_pool: Any, text: str) -> None:
-    [one] = fresh_pool(1, Setup(init=False)).run(bad_environment, text)
-    assert one.kind == "UsageError"
-    assert "FASTCOLL_TIMEOUT_S" in one.text
-    assert text in one.text
-
-
 def bring_up(rank: Rank, limit_s: float) -> Attempt | None:
-    import fastcoll
-
     if rank.rank == 1:
         return None
     options = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": limit_s}
