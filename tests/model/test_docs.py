@@ -6,7 +6,6 @@ import io
 import os
 import re
 import shlex
-import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -28,7 +27,7 @@ from fastcoll_model.formulas import FORMULAS
 from fastcoll_model.schedule import REDUCTIONS
 from fastcoll_model.simulator import simulate
 from tests.support.launched import NUMBERS, run_launched
-from tests.support.programs import load_script, run_as_told
+from tests.support.programs import load_script, run_as_told, run_python
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -106,8 +105,7 @@ def test_a_whole_program_of_a_page_runs(program: str, bare_pools: Any, tmp_path:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         bare_pools(int(told[2])).run(run_launched, path, next(NUMBERS), store.port)
         return
-    command = [sys.executable, path]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python(path, limit_s=600, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

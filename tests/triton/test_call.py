@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A call without meaning is refused before anything is launched, with the reason."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from fastcoll_kernels import epilogues, one_shot, reduce, two_shot
 from fastcoll_kernels.call import Launch
 from fastcoll_kernels.workspace import SIGNAL_BYTES, Verdict, Workspace
+from tests.support.programs import run_python
 
 F32 = torch.zeros(64)
 FP8 = torch.zeros(8, 8, dtype=torch.float8_e4m3fn)
@@ -74,9 +73,8 @@ def test_a_mistake_is_explained(name: str) -> None:
 def test_the_library_does_not_import_triton() -> None:
     """It takes a second, and is not always there."""
     code = "import fastcoll, sys; print(*{'triton', 'fastcoll_kernels'} & set(sys.modules))"
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert result.stdout.split() == []
+    done = run_python("-c", code)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
 def test_the_words_are_as_documented() -> None:

@@ -2,10 +2,10 @@
 """`import fastcoll` loads no module that few programs need."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.support.programs import run_python
 
 # With the module that needs each of them.
 LATER = {
@@ -22,9 +22,8 @@ LATER = {
 def loaded_after(statement: str) -> set[str]:
     """Return the modules that a new interpreter has after a statement."""
     program = f"{statement}\nimport json, sys; print(json.dumps(list(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", program)
+    assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -33,6 +33,11 @@ def reduce_columns(dtype: str, op: str, *columns: np.ndarray) -> list[int]:
     return oracle.reduce(columns, dtype, op, len(columns)).tolist()
 
 
+def reduce_words(dtype: str, op: str, *words: int) -> list[int]:
+    """One word per rank."""
+    return reduce_columns(dtype, op, *(bits(dtype, word) for word in words))
+
+
 def test_the_order_of_the_ranks_is_the_order_of_the_sum() -> None:
     big, one = f32(2.0**24), f32(1.0)
     # 2^24 + 1 ties to even and gives 2^24 again; 1 is lost or kept depending on when it comes.
@@ -46,35 +51,30 @@ def test_the_order_of_the_ranks_is_the_order_of_the_sum() -> None:
 def test_narrow_formats_round_once_not_at_every_step() -> None:
     # float16: 2048 + 1 + 1 = 2050 exactly in float32; rounding at each step would stay at 2048.
     half = {2048: 0x6800, 2050: 0x6801, 1: 0x3C00}
-    columns = [bits("float16", half[value]) for value in (2048, 1, 1)]
-    assert reduce_columns("float16", "SUM", *columns) == [half[2050]]
+    words = [half[value] for value in (2048, 1, 1)]
+    assert reduce_words("float16", "SUM", *words) == [half[2050]]
     # bfloat16: 256 + 1 + 1 = 258 = 0x4381.
-    columns = [bits("bfloat16", value) for value in (0x4380, 0x3F80, 0x3F80)]
-    assert reduce_columns("bfloat16", "SUM", *columns) == [0x4381]
+    assert reduce_words("bfloat16", "SUM", 0x4380, 0x3F80, 0x3F80) == [0x4381]
 
 
 def test_ties_go_to_even() -> None:
     # float16, one unit is 2 at 2048: 2049 -> 2048, 2051 -> 2052.
-    assert reduce_columns("float16", "SUM", bits("float16", 0x6800), bits("float16", 0x3C00)) == [
-        0x6800
-    ]
-    assert reduce_columns("float16", "SUM", bits("float16", 0x6801), bits("float16", 0x3C00)) == [
-        0x6802
-    ]
+    assert reduce_words("float16", "SUM", 0x6800, 0x3C00) == [0x6800]
+    assert reduce_words("float16", "SUM", 0x6801, 0x3C00) == [0x6802]
     # e4m3fn: 16 + 1 = 17 -> 16 (even mantissa), 18 + 1 = 19 -> 20.
     one, sixteen, eighteen, twenty = 0x38, 0x58, 0x59, 0x5A
     e4m3 = "float8_e4m3fn"
-    assert reduce_columns(e4m3, "SUM", bits(e4m3, sixteen), bits(e4m3, one)) == [sixteen]
-    assert reduce_columns(e4m3, "SUM", bits(e4m3, eighteen), bits(e4m3, one)) == [twenty]
+    assert reduce_words(e4m3, "SUM", sixteen, one) == [sixteen]
+    assert reduce_words(e4m3, "SUM", eighteen, one) == [twenty]
     # e5m2: 8 + 1 = 9 -> 8, 10 + 1 = 11 -> 12.
     e5m2 = "float8_e5m2"
-    assert reduce_columns(e5m2, "SUM", bits(e5m2, 0x48), bits(e5m2, 0x3C)) == [0x48]
-    assert reduce_columns(e5m2, "SUM", bits(e5m2, 0x49), bits(e5m2, 0x3C)) == [0x4A]
+    assert reduce_words(e5m2, "SUM", 0x48, 0x3C) == [0x48]
+    assert reduce_words(e5m2, "SUM", 0x49, 0x3C) == [0x4A]
 
 
 def test_overflow() -> None:
     def double(dtype: str, word: int) -> list[int]:
-        return reduce_columns(dtype, "SUM", bits(dtype, word), bits(dtype, word))
+        return reduce_words(dtype, "SUM", word, word)
 
     assert double("float8_e4m3fn", 0x7E) == [0x7E]  # 448 + 448 saturates
     assert double("float8_e4m3fn", 0xFE) == [0xFE]
@@ -84,57 +84,51 @@ def test_overflow() -> None:
     assert double("bfloat16", 0x7F7F) == [0x7F80]
     assert double("float32", 0xFF7FFFFF) == [0xFF800000]
     # An infinite accumulator saturates too: 448 to the 16th exceeds float32.
-    assert reduce_columns("float8_e4m3fn", "PRODUCT", *[bits("float8_e4m3fn", 0x7E)] * 16) == [0x7E]
+    assert reduce_words("float8_e4m3fn", "PRODUCT", *[0x7E] * 16) == [0x7E]
     # The largest value that still rounds down: 65504 + 15 < 65520 <= 65504 + 16.
-    fifteen, sixteen = 0x4B80, 0x4C00
-    largest = bits("float16", 0x7BFF)
-    assert reduce_columns("float16", "SUM", largest, bits("float16", fifteen)) == [0x7BFF]
-    assert reduce_columns("float16", "SUM", largest, bits("float16", sixteen)) == [0x7C00]
+    largest, fifteen, sixteen = 0x7BFF, 0x4B80, 0x4C00
+    assert reduce_words("float16", "SUM", largest, fifteen) == [0x7BFF]
+    assert reduce_words("float16", "SUM", largest, sixteen) == [0x7C00]
 
 
 def test_subnormals_are_kept() -> None:
     for dtype in oracle.FLOATS:
-        word = oracle.word_of(dtype).type
-        least = np.array([1], word)
-        assert reduce_columns(dtype, "SUM", least, least) == [2]
-        assert reduce_columns(dtype, "MIN", least, least) == [1]
-    half_of_three = reduce_columns("float32", "AVG", bits("float32", 1), bits("float32", 2))
-    assert half_of_three == [2]  # 1.5 units tie to even
+        assert reduce_words(dtype, "SUM", 1, 1) == [2]
+        assert reduce_words(dtype, "MIN", 1, 1) == [1]
+    assert reduce_words("float32", "AVG", 1, 2) == [2]  # 1.5 units tie to even
     # Below the least subnormal of float16: 2^-24 / 2 ties to zero, 3 * 2^-24 / 2 to 2 units.
-    assert reduce_columns("float16", "AVG", bits("float16", 1), bits("float16", 0)) == [0]
-    assert reduce_columns("float16", "AVG", bits("float16", 1), bits("float16", 2)) == [2]
+    assert reduce_words("float16", "AVG", 1, 0) == [0]
+    assert reduce_words("float16", "AVG", 1, 2) == [2]
     # The sum of subnormals may be the least normal number.
-    assert reduce_columns("float16", "SUM", bits("float16", 0x3FF), bits("float16", 1)) == [0x400]
+    assert reduce_words("float16", "SUM", 0x3FF, 1) == [0x400]
 
 
 def test_zeros_keep_their_sign() -> None:
     for dtype, form in oracle.FLOATS.items():
-        plus, minus = np.array([0], form.word), np.array([form.sign_bit], form.word)
-        assert reduce_columns(dtype, "SUM", minus, minus) == [form.sign_bit]
-        assert reduce_columns(dtype, "SUM", minus, plus) == [0]
-        assert reduce_columns(dtype, "SUM", minus) == [form.sign_bit]  # not 0 + -0
+        plus, minus = 0, form.sign_bit
+        assert reduce_words(dtype, "SUM", minus, minus) == [minus]
+        assert reduce_words(dtype, "SUM", minus, plus) == [plus]
+        assert reduce_words(dtype, "SUM", minus) == [minus]  # not 0 + -0
         for pair in ((plus, minus), (minus, plus)):
-            assert reduce_columns(dtype, "MIN", *pair) == [form.sign_bit]
-            assert reduce_columns(dtype, "MAX", *pair) == [0]
+            assert reduce_words(dtype, "MIN", *pair) == [minus]
+            assert reduce_words(dtype, "MAX", *pair) == [plus]
 
 
 def test_every_nan_becomes_the_canonical_one() -> None:
     for dtype, form in oracle.FLOATS.items():
-        number = np.array([1], form.word)
+        number = 1
         sources = [form.infinity + 1, form.sign_bit + form.infinity + 1]
         if not form.has_infinity:
             sources = [0x7F, 0xFF]
-        for source in sources:
-            nan = np.array([source], form.word)
+        for nan in sources:
             for op in oracle.FLOAT_OPS:
-                assert reduce_columns(dtype, op, nan) == [form.canonical_nan]
-                assert reduce_columns(dtype, op, nan, number) == [form.canonical_nan]
-                assert reduce_columns(dtype, op, number, nan) == [form.canonical_nan]
+                assert reduce_words(dtype, op, nan) == [form.canonical_nan]
+                assert reduce_words(dtype, op, nan, number) == [form.canonical_nan]
+                assert reduce_words(dtype, op, number, nan) == [form.canonical_nan]
         if form.has_infinity:
-            infinite = np.array([form.infinity], form.word)
-            negative = infinite | form.word.type(form.sign_bit)
-            assert reduce_columns(dtype, "SUM", infinite, negative) == [form.canonical_nan]
-            assert reduce_columns(dtype, "MIN", infinite, negative) == negative.tolist()
+            infinite, negative = form.infinity, form.infinity | form.sign_bit
+            assert reduce_words(dtype, "SUM", infinite, negative) == [form.canonical_nan]
+            assert reduce_words(dtype, "MIN", infinite, negative) == [negative]
 
 
 def test_avg_divides_and_never_multiplies_by_a_reciprocal() -> None:
@@ -144,39 +138,32 @@ def test_avg_divides_and_never_multiplies_by_a_reciprocal() -> None:
     assert reduce_columns("float32", "AVG", *columns) == f32(np.float32(5) / np.float32(3)).tolist()
     assert reduce_columns("float64", "AVG", f64(1.0), f64(0.0), f64(0.0)) == f64(1 / 3).tolist()
     # Divided before it is rounded: the sum 65504 + 65504 is no float16, its half is.
-    largest = bits("float16", 0x7BFF)
-    assert reduce_columns("float16", "AVG", largest, largest) == [0x7BFF]
-    e4m3 = bits("float8_e4m3fn", 0x7E)
-    assert reduce_columns("float8_e4m3fn", "AVG", e4m3, e4m3) == [0x7E]
+    assert reduce_words("float16", "AVG", 0x7BFF, 0x7BFF) == [0x7BFF]
+    assert reduce_words("float8_e4m3fn", "AVG", 0x7E, 0x7E) == [0x7E]
 
 
 def test_avg_of_integers_is_the_wrapped_sum_truncated_towards_zero() -> None:
-    def average(dtype: str, *numbers: int) -> list[int]:
-        return reduce_columns(dtype, "AVG", *(bits(dtype, number) for number in numbers))
-
-    assert average("int64", 7, 0) == [3]
-    assert average("int64", 2**64 - 7, 0) == [2**64 - 3]  # -7 / 2
-    assert average("int8", 100, 100) == [256 - 28]  # 200 wraps to -56
-    assert average("int8", *[1] * 200) == [0]  # -56 / 200, and 200 is no int8
-    assert average("uint8", 200, 100) == [22]
-    assert average("uint64", 2**63, 2**62) == [3 * 2**61]
+    assert reduce_words("int64", "AVG", 7, 0) == [3]
+    assert reduce_words("int64", "AVG", 2**64 - 7, 0) == [2**64 - 3]  # -7 / 2
+    assert reduce_words("int8", "AVG", 100, 100) == [256 - 28]  # 200 wraps to -56
+    assert reduce_words("int8", "AVG", *[1] * 200) == [0]  # -56 / 200, and 200 is no int8
+    assert reduce_words("uint8", "AVG", 200, 100) == [22]
+    assert reduce_words("uint64", "AVG", 2**63, 2**62) == [3 * 2**61]
 
 
 def test_integers_wrap() -> None:
-    assert reduce_columns("int8", "SUM", bits("int8", 0x7F), bits("int8", 1)) == [0x80]
-    assert reduce_columns("uint8", "PRODUCT", bits("uint8", 200), bits("uint8", 2)) == [144]
-    assert reduce_columns("int64", "SUM", bits("int64", 2**63), bits("int64", 2**63)) == [0]
-    minus_three = bits("int32", 2**32 - 3)
-    assert reduce_columns("int32", "PRODUCT", minus_three, bits("int32", 5)) == [2**32 - 15]
+    assert reduce_words("int8", "SUM", 0x7F, 1) == [0x80]
+    assert reduce_words("uint8", "PRODUCT", 200, 2) == [144]
+    assert reduce_words("int64", "SUM", 2**63, 2**63) == [0]
+    assert reduce_words("int32", "PRODUCT", 2**32 - 3, 5) == [2**32 - 15]  # -3 * 5
 
 
 def test_integers_compare_by_their_sign() -> None:
     for name in oracle.INTEGERS:
         high, low = 1 << (np.dtype(name).itemsize * 8 - 1), 1
         signed = name.startswith("i")
-        columns = bits(name, high), bits(name, low)
-        assert reduce_columns(name, "MAX", *columns) == [low if signed else high]
-        assert reduce_columns(name, "MIN", *columns) == [high if signed else low]
+        assert reduce_words(name, "MAX", high, low) == [low if signed else high]
+        assert reduce_words(name, "MIN", high, low) == [high if signed else low]
 
 
 @pytest.mark.parametrize(
