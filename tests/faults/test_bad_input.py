@@ -34,6 +34,15 @@ OF_SEVERAL_RANKS = (
     bad_lists.mistakes_of_splits,
     bad_lists.mistakes_of_coalesced_calls,
 )
+# Over several nodes any algorithm but "auto" is refused in the same words.
+OF_ALGORITHMS = (
+    "unknown algorithm",
+    "algorithm is no text",
+    "algorithm cannot be hashed",
+    "algorithm is None",
+    "reduce, ring",
+    "algorithm",
+)
 
 
 def mistakes(world: int) -> dict[str, Mistake]:
@@ -82,14 +91,18 @@ def err(rank: Rank, only: int | None) -> tuple[dict[str, Attempt], list[str]]:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize(("world", "only"), [(1, None), (2, None), (3, 1)])
-def test_every_mistake(pools: Pools, world: int, only: int | None) -> None:
-    wrong = []
-    for rank, (attempts, harmed) in enumerate(pools(world).run(err, only)):
+@pytest.mark.parametrize(("nodes", "only"), [("a", None), ("aa", None), ("aaa", 1), ("aab", 1)])
+def test_every_mistake(pools: Pools, clusters: Pools, nodes: str, only: int | None) -> None:
+    world, wrong, has_nodes = len(nodes), [], len(set(nodes)) > 1
+    pool = clusters(nodes) if has_nodes else pools(world)
+    for rank, (attempts, harmed) in enumerate(pool.run(err, only)):
         assert harmed == []
         assert len(attempts) == (3 * len(mistakes(world)) if only in (None, rank) else 0)
         for name, one in attempts.items():
-            _, kind, words = mistakes(world)[name.rsplit(", ", 1)[0]]
+            subject, mistake = name.rsplit(", ", 1)[0].split(", ", 1)
+            _, kind, words = mistakes(world)[f"{subject}, {mistake}"]
+            if has_nodes and mistake in OF_ALGORITHMS:
+                kind, words = bad_arguments.UNSUPPORTED, ("chooses by itself",)
             if one.kind != kind or any(word not in one.text for word in words):
                 wrong.append(f"{name} on rank {rank}: {one.kind or 'accepted'} {one.text}")
     assert not wrong, "\n".join(wrong)

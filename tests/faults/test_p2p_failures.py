@@ -171,9 +171,11 @@ def mistakes(rank: Rank) -> list[str]:
     return wrong
 
 
-def test_mistakes_are_refused_and_do_no_harm(pools: Pools) -> None:
-    assert pools(2).run(mistakes) == [[], []]
-    assert pools(2).run(around, "one by one") == [[], []]
+@pytest.mark.parametrize("nodes", ["aa", "ab"])
+def test_mistakes_are_refused_and_do_no_harm(pools: Pools, clusters: Pools, nodes: str) -> None:
+    pool = pools(2) if nodes == "aa" else clusters(nodes)
+    assert pool.run(mistakes) == [[], []]
+    assert pool.run(around, "one by one") == [[], []]
 
 
 def closed_under_a_receive(rank: Rank) -> str:

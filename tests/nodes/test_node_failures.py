@@ -118,23 +118,3 @@ def test_a_transfer_that_hears_of_nothing_does_not_hold_up_the_others(
     first = pool.collect()[0].value
     assert (first.kind, first.ranks) == ("PeerLostError", (1,)), first
     assert first.seconds < limit_s / 2, first
-
-
-def goes_on_after_bad_arguments(rank: Rank) -> list[str]:
-    comm, tensor = rank.comm, torch.ones(4)
-    kinds = [
-        attempt(comm.all_reduce, tensor, algorithm="ring").kind,
-        attempt(comm.all_reduce, "tensor").kind,
-        attempt(comm.broadcast, tensor, 4).kind,
-        attempt(comm.recv, tensor, 4).kind,
-        attempt(comm.all_reduce, tensor, numerics="exact").kind,
-    ]
-    comm.all_reduce(tensor)
-    assert (tensor == rank.world_size).all()
-    return kinds
-
-
-def test_bad_arguments_leave_the_group_usable(fresh_pool: FreshPool) -> None:
-    wrong, unsupported = "UsageError", "UnsupportedError"
-    for found in cluster(fresh_pool).run(goes_on_after_bad_arguments):
-        assert found == [unsupported, wrong, wrong, wrong, wrong]
