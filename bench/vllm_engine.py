@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+from vllm.platforms.cpu import CpuPlatform
 
 LIMIT_S = 600
 WITHOUT_SHARED_MEMORY = "VLLM_WITHOUT_SHARED_MEMORY"
+COMMUNICATOR = "VLLM_COMMUNICATOR"
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -34,6 +36,8 @@ MODEL = {
 
 if os.environ.get(WITHOUT_SHARED_MEMORY):  # then a group stays on torch's Gloo
     CpuCommunicator._all_group_ranks_share_shm_group_name = lambda _self: False
+if own := os.environ.get(COMMUNICATOR):
+    CpuPlatform.get_device_communicator_cls = classmethod(lambda _cls: own)
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,13 @@ class Engine:
     Attributes:
         plugins: VLLM_PLUGINS: "fastcoll", or "" for vLLM's own communicator.
         shared_memory: Whether that may use vLLM's own shared memory, else Gloo.
+        communicator: "module.Class" of the caller's own; "": vLLM's or the plugin's.
         options: Further arguments of `vllm.LLM`.
     """
 
     plugins: str
     shared_memory: bool = True
+    communicator: str = ""
     model: Model = Model()
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -99,6 +105,7 @@ def run(folder: Path, engine: Engine, batches: Sequence[Batch]) -> Output:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         WITHOUT_SHARED_MEMORY: "" if engine.shared_memory else "1",
+        COMMUNICATOR: engine.communicator,
     }
     asked = json.dumps({"options": engine.options, "batches": [asdict(one) for one in batches]})
     done = subprocess.run(
