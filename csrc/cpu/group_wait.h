@@ -20,7 +20,7 @@ void Group<P>::wake() {
 template <class P>
 bool Group<P>::spin_until(int peer, const Awaited& awaited, int64_t start_us) {
   if (is_crowded_ || company_.is_there(start_us)) return false;
-  if (!host_->may_spin() || !patience_.is_there()) return false;
+  if (!patience_.is_there() || !is_main_thread()) return false;
   while (now_us() - start_us < Patience::kSpinUs) {
     cpu_ = current_cpu();
     if (peers_[peer].cpu == cpu_) return false;

@@ -4,9 +4,12 @@
 //
 // A thread that yields or sleeps gets its CPU back late, often another one, and with cold caches.
 // Workers of vLLM wait for each other where its engine has interrupted one of them, mostly for less
-// than 400 us. On a Zen 4 sleeps made their decode steps 5 to 16 % longer, by turns within one
-// engine. A sleeper comes late to the next call and lets its peer wait in turn. A peer that always
-// comes later, as one that computes longer, is not worth the CPU time. So the last waits decide.
+// than 400 us. On a Zen 4 sleeps made their decode steps up to 16 % longer (bench/vllm_turns.py). A
+// sleeper comes late to the next call and lets its peer wait in turn. A peer that always comes
+// later, as one that computes longer, is not worth the CPU time. So the last waits decide.
+//
+// Only a process's main thread spins on. Behind another thread, as that of an asynchronous call,
+// the program computes and wants the CPU.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +19,8 @@ namespace fastcoll {
 
 class Patience {
  public:
-  static constexpr int64_t kSpinUs = 1000;  // at most so much CPU time, about as a wait on Gloo
-  static constexpr int kMost = 8;           // waits that are remembered
+  static constexpr int64_t kSpinUs = 1000;
+  static constexpr int kMost = 8;  // waits that are remembered
 
   bool is_there() const { return 2 * score_ >= kMost; }
   void note_wait(int64_t waited_us) {

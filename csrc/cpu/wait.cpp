@@ -38,6 +38,8 @@ int64_t read_us(clockid_t clock) {
 int64_t now_us() { return read_us(CLOCK_MONOTONIC); }
 int64_t tick_us() { return read_us(CLOCK_MONOTONIC_COARSE); }
 
+bool is_main_thread() { return gettid() == getpid(); }
+
 uint32_t current_cpu() {
   // The kernel keeps the CPU in each thread's `struct rseq`, as its second field, `cpu_id`. A
   // negative value means that it does not. The library's sched_getcpu() looks there, too, but takes

@@ -29,7 +29,6 @@ class Host {
  public:
   virtual ~Host() = default;
   virtual void blocking() {}                         // a wait gets long: let others run (the GIL)
-  virtual bool may_spin() { return false; }          // it is no thread beside the program's own
   virtual bool interrupted() { return false; }       // the program wants to stop (Ctrl-C)
   virtual std::string interruption() { return {}; }  // the error that was raised then
   virtual bool steps_out() { return false; }  // it leaves a wait that another thread goes on with
@@ -81,6 +80,7 @@ class WaitedTime {
 };
 
 uint32_t current_cpu();
+bool is_main_thread();
 
 // `cpus`: where each rank runs. If at least two more ranks run here than on another CPU that this
 // thread may use, the last of them moves there. Returns whether this thread moved; its set of

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/host.h"
 
-#include <unistd.h>
-
 #include <atomic>
 
 #include "python/wait_listener.h"
@@ -17,7 +15,7 @@ std::atomic<PyObject*> listener{nullptr};  // kept for ever
 // Python is not asked which thread is the main one: it would run the handlers of pending signals.
 bool time_to_look(int64_t& next_look_us) {
   constexpr int64_t kLookUs = 50000;
-  if (gettid() != getpid() && !listener.load(std::memory_order_relaxed)) return false;
+  if (!is_main_thread() && !listener.load(std::memory_order_relaxed)) return false;
   const int64_t time_us = now_us();
   if (time_us < next_look_us) return false;
   next_look_us = time_us + kLookUs;

@@ -22,7 +22,6 @@ class PythonHost : public Host {
   void blocking() override {
     if (!thread_) thread_ = PyEval_SaveThread();
   }
-  bool may_spin() override { return true; }
   bool interrupted() override;
   std::string interruption() override;
   std::string call_site() override { return fastcoll::call_site(); }
@@ -39,7 +38,6 @@ class PythonHost : public Host {
 // In a thread that does not hold the GIL: takes it only to ask for Ctrl-C.
 class DetachedHost : public Host {
  public:
-  bool may_spin() override { return true; }
   bool interrupted() override;
   std::string interruption() override;
 

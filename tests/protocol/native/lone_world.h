@@ -68,10 +68,9 @@ struct LoneHost : Host {
     return site;
   }
   void blocking() override { ++num_waits; }
-  bool may_spin() override { return spins; }
   std::function<void()> hook, on_site;
   int num_waits = 0;
-  bool is_interrupted = false, leaves = false, spins = false;
+  bool is_interrupted = false, leaves = false;
   int num_looks = 0;
   std::string site;
 };

@@ -93,6 +93,11 @@ void check_spreading() {
   sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
+void check_main_thread() {
+  require(is_main_thread(), "the thread of main()");
+  std::thread([] { require(!is_main_thread(), "another thread"); }).join();
+}
+
 void check_company() {
   Company company;
   require(!company.is_there(0) && !company.is_there(INT64_MAX), "nobody was seen");
@@ -376,6 +381,7 @@ void check_memory() {
 
 int main() {
   check_spreading();
+  check_main_thread();
   check_company();
   check_clock();
   check_fates();

@@ -143,11 +143,11 @@ bool await_late(World& world, int64_t late_us, uint32_t peer_cpu = 1) {
   return steps.find("yield") != std::string::npos || steps.find("barrier") != std::string::npos;
 }
 
-// A rank spins for a millisecond before it yields. A thread beside the program's own does not, nor
+// A rank spins for a millisecond before it yields. A thread beside the main one does not, nor
 // does a rank beside other programs. Nor does one with fewer CPUs than ranks, or on its peer's CPU.
 void spin_on() {
   struct Case {
-    bool spins, is_crowded, is_busy;
+    bool is_main_thread, is_crowded, is_busy;
     uint32_t peer_cpu;
     bool is_patient;
   };
@@ -156,7 +156,7 @@ void spin_on() {
                           Case{true, false, false, 0, false}}) {
     machine::clear();
     World world(2, [&](GroupOptions& options) { options.num_cpus = one.is_crowded ? 1 : 2; });
-    world.host(0).spins = one.spins;
+    machine::is_main_thread = one.is_main_thread;
     await_late(world, 1, one.peer_cpu);  // so rank 0 knows rank 1's CPU
     // A rank that sleeps looks once.
     const int64_t most_us = one.is_busy ? 1 : Patience::kSpinUs;
@@ -172,7 +172,7 @@ void spin_on() {
 void lose_patience() {
   machine::clear();
   World world(2, [](GroupOptions& options) { options.num_cpus = 2; });
-  world.host(0).spins = true;
+  machine::is_main_thread = true;
   await_late(world, 1);
   const auto spins = [&] { return !await_late(world, 500); };
   constexpr int64_t kLateUs = Patience::kSpinUs + 1;
