@@ -209,7 +209,7 @@ case "$*" in
     sleep 60
     ;;
   *run_tests.py*) echo '{{"test": "t.py::test_ok", "result": "passed", "seconds": 1}}' >"$2" ;;
-  *report.py*) exec {python} "$@" ;;
+  *report.py*) exec "{python}" "$@" ;;
   *) exit 3 ;;
 esac
 """

@@ -24,7 +24,7 @@ TOOLS = {
 case "$*" in
   *is_available*) echo a warning && echo 1 89 && exit ;;
   *"pip list"*) exit ;;
-  *report.py*) exec {python} "$@" ;;
+  *report.py*) exec "{python}" "$@" ;;
 esac
 echo "python $FASTCOLL_CUDA_ARCHS $*" >>{log}
 case "$*" in
