@@ -34,7 +34,7 @@ def in_a_chain(rank: Rank, name: str) -> list[Attempt]:
         rank.tell(f"rank {rank.rank} failed")
     else:
         found = []
-        group._board.decide_verdict = lambda error: error
+        group._board.decide_verdict = lambda error, sequence: error
         for waiting in chain:
             rank.wait_for(f"rank {waiting} failed")
     return [*found, attempt(group.barrier)]

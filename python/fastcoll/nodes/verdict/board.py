@@ -86,10 +86,11 @@ class Board:
         self._store = PrefixStore(f"fastcoll/board/{nonce}", connection)
         self._asking = threading.Event()
         self._verdict: FastcollError | None = None
+        self.verdict_sequence = 0  # the call in which the verdict was found
 
-    def decide_verdict(self, error: FastcollError) -> FastcollError:
-        """Make `error` the group's verdict unless it has one; return the one that holds."""
-        found = self.say_first("verdict", written(error))
+    def decide_verdict(self, error: FastcollError, sequence: int = 0) -> FastcollError:
+        """Make a call's error the group's verdict unless it has one; return the one that holds."""
+        found = self.say_first("verdict", f"{sequence} {written(error)}")
         return told_in(found or "") or error
 
     def say(self, key: str, text: str, limit_s: float | None = None) -> None:
@@ -169,7 +170,9 @@ class Board:
     def _look(self) -> None:
         def get() -> None:
             if self._store.check(["verdict"]):
-                self._verdict = told_in(self._store.get("verdict").decode())
+                sequence, text = self._store.get("verdict").decode().split(" ", 1)
+                self.verdict_sequence = int(sequence)
+                self._verdict = told_in(text)
 
         self._ignore_errors(get)
         self._asking.clear()

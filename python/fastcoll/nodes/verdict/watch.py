@@ -58,6 +58,7 @@ class Watch:
         self._board = board
         self._process = os.getpid()
         self._next_look = 0.0
+        self._moment: Deadline | None = None  # that a later call's verdict leaves this call
 
     @property
     def is_inherited(self) -> bool:
@@ -71,7 +72,7 @@ class Watch:
 
     def begin(self, sequence: int, call: str) -> None:
         """Say which call the waits to come belong to."""
-        self.sequence, self.call = sequence, call
+        self.sequence, self.call, self._moment = sequence, call, None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -89,7 +90,7 @@ class Watch:
         if now < self._next_look or self.is_inherited:
             return
         self._next_look = now + LOOK_EVERY_S
-        if verdict := self._board.verdict():
+        if verdict := self._verdict_to_raise():
             self.fail(verdict)
 
     def wait(
@@ -119,7 +120,7 @@ class Watch:
                 self.arrive()
             has_arrived = True
             self._check_node_group()
-            if verdict := self._board.verdict():
+            if verdict := self._verdict_to_raise():
                 raise verdict
             # Gloo does not tell the transfer whose bytes were in flight when a connection broke.
             for other in behind:
@@ -152,6 +153,17 @@ class Watch:
     def verdict(self) -> FastcollError | None:
         """Return the group's verdict as far as it is known here; see `Board.verdict`."""
         return self.error or self._board.verdict()
+
+    def _verdict_to_raise(self) -> FastcollError | None:
+        """Return the group's verdict; one of a later call leaves this call a moment to end.
+
+        Each rank that is in a later call has given this one its data, which may be on the way.
+        """
+        verdict = self._board.verdict()
+        if verdict is None or self._board.verdict_sequence <= self.sequence:
+            return verdict
+        self._moment = self._moment or Deadline(GRACE_S)
+        return verdict if self._moment.passed() else None
 
     def heard(self) -> FastcollError | None:
         """Wait a moment for the verdict of a better-informed rank."""
@@ -197,7 +209,7 @@ class Watch:
         """Break the group, everywhere and from any thread; return its verdict."""
         self.refuse_child()
         if self.error is None:
-            self.error = found = self._board.decide_verdict(error)
+            self.error = found = self._board.decide_verdict(error, self.sequence)
             ignore_errors(lambda: self._node_group.abort(written(found, _NODE_TEXT)))
         return self.error
 
