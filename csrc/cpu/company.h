@@ -8,7 +8,8 @@
 // a busy process per core, with a 256 x 256 matmul and an all_reduce of 1 MiB a step. They made 38
 // steps a second by yielding, 718 by sleeping, and 323 on Gloo (Xeon).
 //
-// A yield that lasts as long as a slice may have gone to a stranger. Peers that compute, and the
+// A yield that lasts as long as a slice may have gone to a stranger. So may the time between two
+// looks of a rank that spins. Peers that compute, and the
 // kernel's own threads, take such a yield now and then. So lost slices count as company only once
 // they take more than an eighth of the time. Until the next full second, waits then sleep after few
 // spins. All ranks forget at the same moment, as one that yields among sleepers loses slices to
@@ -33,8 +34,9 @@ class Company {
   // slice_us: a yield of that length or more is a lost slice.
   explicit Company(int64_t slice_us = kSliceUs) : slice_us_(slice_us) {}
 
-  // Other threads' notes may be lost, as the next lost slice tells the same.
-  void note_yield(int64_t start_us, int64_t end_us) {
+  // This thread yielded or looked at the first time, and ran on at the second. Other threads' notes
+  // may be lost, as the next lost slice tells the same.
+  void note_pause(int64_t start_us, int64_t end_us) {
     const int64_t lost_us = end_us - start_us;
     if (lost_us < slice_us_) return;
     const int64_t most_us = end_us + 2 * kBurstUs * kShare;  // a machine may have slept for hours

@@ -347,7 +347,7 @@ class Group {
   const Plan* plan_ = nullptr;  // set while a call runs
   Host* host_ = nullptr;
   Company company_{P::kSliceUs};
-  Patience patience_;
+  Patience patience_{options_.world_size, options_.num_cpus};
   int64_t next_spread_us_ = 0;
   std::atomic<double> limit_s_;
   double timeout_s_ = 0;

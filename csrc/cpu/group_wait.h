@@ -19,15 +19,18 @@ void Group<P>::wake() {
 
 template <class P>
 bool Group<P>::spin_until(int peer, const Awaited& awaited, int64_t start_us) {
-  if (is_crowded_ || company_.is_there(start_us)) return false;
-  if (!patience_.is_there() || !is_main_thread()) return false;
-  while (now_us() - start_us < Patience::kSpinUs) {
+  if (!patience_.is_there()) return false;
+  int64_t looked_us = start_us;
+  while (!company_.is_there(looked_us) && looked_us - start_us < Patience::kSpinUs) {
     cpu_ = current_cpu();
     if (peers_[peer].cpu == cpu_) return false;
     for (int spin = 0; spin < P::kSpinsPerYield; ++spin) {
       cpu_pause();
       if (met(awaited)) return true;
     }
+    const int64_t time_us = now_us();
+    company_.note_pause(looked_us, time_us);
+    looked_us = time_us;
   }
   return false;
 }
@@ -38,7 +41,7 @@ bool Group<P>::yield_until(int peer, const Awaited& awaited) {
   for (int i = 0; i < P::kYields && !company_.is_there(before_us); ++i) {
     sched_yield();
     const int64_t after_us = now_us();
-    company_.note_yield(before_us, after_us);
+    company_.note_pause(before_us, after_us);
     before_us = after_us;
     if (met(awaited)) return true;
     cpu_ = current_cpu();

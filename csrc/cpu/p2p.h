@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "cpu/group.h"
+#include "cpu/patience.h"
 #include "cpu/single_copy.h"
 #include "cpu/status.h"
 #include "cpu/transfer.h"
@@ -45,7 +46,8 @@ class PointToPoint {
  public:
   explicit PointToPoint(Group<P>& group)
       : group_(group),
-        span_bytes_(std::min(P::kPairSpanBytes, PairChannel::span_bytes(group.world_size()))) {
+        span_bytes_(std::min(P::kPairSpanBytes, PairChannel::span_bytes(group.world_size()))),
+        patience_(group.world_size(), group.options().num_cpus) {
     const auto& regions = group.options().regions;
     const int rank = group.rank(), world_size = group.world_size();
     for (int peer = 0; peer < world_size; ++peer) {
@@ -179,101 +181,14 @@ class PointToPoint {
     P::store_relaxed(group_.pad(group_.rank()).polling.value, uint64_t(polling));
   }
 
+  // ---- waiting (p2p_wait.h) --------------------------------------------------------------------
   // awaited: the transfer that this is for, if it is for one. False: the program was interrupted.
   template <class Over>
-  bool poll_until(Over over, Host& host, const Transfer* awaited) {
-    bool is_blocked = false;
-    if (awaited) num_looking_.fetch_add(1);
-    const bool is_over = poll(over, host, awaited, is_blocked);
-    if (awaited) num_looking_.fetch_add(-1);
-    if (is_blocked) say_blocked(0);
-    return is_over;
-  }
-
+  bool poll_until(Over over, Host& host, const Transfer* awaited);
   template <class Over>
-  bool poll(Over over, Host& host, const Transfer* awaited, bool& is_blocked) {
-    int64_t next_patrol_us = 0;
-    // A driving thread rests at first: the program may wait itself soon, and is quicker alone.
-    for (int round = awaited ? 0 : P::kTransferSpins + P::kYields; !over(); ++round) {
-      if (!awaited && num_looking_.load(std::memory_order_relaxed) > 0) {
-        host.blocking();
-        rest(nullptr);  // a thread that waits moves all transfers, and is quicker alone
-        continue;
-      }
-      bool moved = false, is_under_way = false;
-      if (const auto guard = awaited ? lock(host) : try_lock(); guard.owns_lock()) {
-        if (awaited && has_large_) say_polling(true);
-        moved = pass(awaited != nullptr);
-        is_under_way = is_under_way_;
-      }
-      if (moved) {
-        if (awaited || is_under_way) round = 0;
-        continue;
-      }
-      if (round < P::kTransferSpins) {
-        cpu_pause();
-        continue;
-      }
-      host.blocking();
-      if (round == P::kTransferSpins && awaited) {
-        is_blocked = true;
-        say_blocked(uint64_t(awaited->sends ? 1 : 2) | uint64_t(uint8_t(awaited->peer)) << 8);
-      }
-      if (next_patrol_us == 0) next_patrol_us = now_us() + kPatrolUs;
-      Company& company = group_.company();
-      const int64_t before_us = now_us();
-      if (round >= P::kTransferSpins + P::kYields || company.is_there(before_us)) {
-        rest(awaited);
-      } else {
-        sched_yield();
-        company.note_yield(before_us, now_us());
-      }
-      if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {
-        next_patrol_us = time_us + kPatrolUs;
-        if (host.interrupted()) return interrupt(host.interruption());
-        const std::lock_guard guard(mutex_);
-        patrol(time_us);
-      }
-    }
-    return true;
-  }
-
-  // Sleep until the peer of the only open transfer does something; with more of them, for a moment.
-  // The handshake is Group::sleep's.
-  void rest(const Transfer* awaited) {
-    uint32_t seen = 0;
-    SleepLine* line = nullptr;
-    bool is_sure = false;
-    if (awaited) {
-      const std::lock_guard guard(mutex_);
-      if (!awaited->done && open_.size() == 1 && awaited->peer != kAnyPeer) {
-        line = &group_.pad(awaited->peer).sleep;
-        seen = P::load_wake(*line);
-        P::set_sleepers(*line);
-        is_sure = membarrier_everywhere();
-        if (P::kLooksBeforeSleep && pass(true)) return;
-      }
-    }
-    // The group may be closed by now; then the kernel finds no such memory.
-    if (awaited) num_looking_.fetch_add(-1);
-    if (line) futex_wait(&line->wake, seen, is_sure ? kSleepUs : kShortSleepUs);
-    else std::this_thread::sleep_for(awaited ? kNap : kLongNap);
-    if (awaited) num_looking_.fetch_add(1);
-  }
-
-  bool interrupt(const std::string& interruption) {
-    const std::lock_guard guard(mutex_);
-    if (closed_) return false;
-    try {
-      group_.fail(ErrorKind::peer_lost,
-                  "rank " + std::to_string(group_.rank()) + " was interrupted (" + interruption +
-                      ") and left a send or receive in group \"" + group_.options().name + "\"",
-                  uint64_t{1} << group_.rank());
-    } catch (const Failure&) {
-      fail_all(std::current_exception());
-    }
-    return false;
-  }
+  bool poll(Over over, Host& host, const Transfer* awaited, bool& is_blocked);
+  void rest(const Transfer* awaited);
+  bool interrupt(const std::string& interruption);
 
   // ---- progress (p2p_progress.h) ---------------------------------------------------------------
   // Start transfers; whether one is not done.
@@ -362,6 +277,7 @@ class PointToPoint {
 
   Group<P>& group_;
   const size_t span_bytes_;  // of a pair's chunks, and of its bays
+  Patience patience_;        // of the main thread
   std::mutex mutex_;
   StagingCopy<P> staging_copy_;
   std::vector<std::shared_ptr<Transfer>> open_;  // in the order they were started
@@ -394,3 +310,4 @@ class PointToPoint {
 
 #include "cpu/p2p_failure.h"
 #include "cpu/p2p_progress.h"
+#include "cpu/p2p_wait.h"

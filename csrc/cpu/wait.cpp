@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/wait.h"
 
+#include <dlfcn.h>
 #include <linux/futex.h>
 #include <linux/membarrier.h>
 #include <poll.h>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <cstdio>
@@ -39,6 +41,17 @@ int64_t now_us() { return read_us(CLOCK_MONOTONIC); }
 int64_t tick_us() { return read_us(CLOCK_MONOTONIC_COARSE); }
 
 bool is_main_thread() { return gettid() == getpid(); }
+
+int num_openmp_threads() {
+  using Count = int (*)();
+  static std::atomic<Count> known{nullptr};
+  Count count = known.load(std::memory_order_relaxed);
+  if (!count) {  // torch or another library may load it at any time
+    count = reinterpret_cast<Count>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
+    known.store(count, std::memory_order_relaxed);
+  }
+  return count ? count() : 1;
+}
 
 uint32_t current_cpu() {
   // The kernel keeps the CPU in each thread's `struct rseq`, as its second field, `cpu_id`. A

@@ -81,6 +81,8 @@ class WaitedTime {
 
 uint32_t current_cpu();
 bool is_main_thread();
+// That this thread computes with; 1 where no OpenMP is loaded.
+int num_openmp_threads();
 
 // `cpus`: where each rank runs. If at least two more ranks run here than on another CPU that this
 // thread may use, the last of them moves there. Returns whether this thread moved; its set of

@@ -10,6 +10,8 @@
 #include <system_error>
 #include <thread>
 
+#include "cpu/wait.h"
+
 namespace fastcoll {
 
 namespace {
@@ -19,16 +21,14 @@ namespace {
 struct LibGomp {
   using Region = void (*)(void*);
   void (*run)(Region, void*, unsigned num_threads, unsigned flags);
-  int (*max_threads)();
   int (*num_cpus)();
 
   static LibGomp find() {
     if (dlsym(RTLD_DEFAULT, "kmp_set_blocktime")) return {};
     return {symbol<decltype(run)>("GOMP_parallel"),
-            symbol<decltype(max_threads)>("omp_get_max_threads"),
             symbol<decltype(num_cpus)>("omp_get_num_procs")};
   }
-  bool is_there() const { return run && max_threads && num_cpus; }
+  bool is_there() const { return run && num_cpus; }
 
  private:
   template <class Function>
@@ -90,7 +90,7 @@ bool ShortOpenMpWaits::hold_if_crowded(int ranks, int ranks_cpus) {
   const LibGomp openmp = LibGomp::find();
   if (!openmp.is_there()) return false;
   const int num_threads =
-      resting_threads(openmp.max_threads(), ranks, ranks_cpus, openmp.num_cpus());
+      resting_threads(num_openmp_threads(), ranks, ranks_cpus, openmp.num_cpus());
   RestingThread* resting = RestingThread::of_process();
   if (num_threads == 0 || !resting->hold(openmp, num_threads)) return false;
   held_ = resting;

@@ -24,6 +24,7 @@ constexpr int64_t kYieldUs = 10;
 inline int64_t time_us = 1000000;
 inline uint32_t cpu = 0;
 inline bool has_barrier = true, is_readable = true, is_main_thread = false;
+inline int num_threads = 1;    // of OpenMP
 inline int read_error = 0;     // of each copy from another process
 inline std::set<int> gone;     // links, by the number of their sockets
 inline std::set<int> stopped;  // processes
@@ -59,6 +60,7 @@ inline void clear() {
   on_yield = on_barrier = on_sleep = {};
   has_barrier = is_readable = true;
   is_main_thread = false;
+  num_threads = 1;
   read_error = 0;
   gone.clear();
   stopped.clear();
@@ -79,6 +81,7 @@ int64_t now_us() { return machine::time_us; }
 int64_t tick_us() { return machine::time_us; }
 uint32_t current_cpu() { return machine::cpu; }
 bool is_main_thread() { return machine::is_main_thread; }
+int num_openmp_threads() { return machine::num_threads; }
 bool spread_out(std::span<const uint32_t> cpus, int rank) {
   std::string text = "spread of rank " + std::to_string(rank) + ":";
   for (const uint32_t cpu : cpus) text.append(" ").append(std::to_string(cpu));

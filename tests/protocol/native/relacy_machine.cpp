@@ -218,6 +218,7 @@ int64_t now_us() { return machine::time_us += 2000; }  // so every wait that get
 int64_t tick_us() { return machine::time_us; }
 uint32_t current_cpu() { return 0; }
 bool is_main_thread() { return false; }  // no rank spins on: time is no order of events
+int num_openmp_threads() { return 1; }
 bool spread_out(std::span<const uint32_t>, int) { return false; }
 bool peer_is_gone(const PeerLink&) { return false; }
 bool read_farewell(const PeerLink&, Farewell*, std::string*) { return false; }

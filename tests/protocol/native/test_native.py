@@ -30,6 +30,7 @@ IN_TWO_BUILDS = {
     "test_halves": ("csrc/cpu/*.cpp",),
     "test_moves": ("csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
     "test_waits": ("csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
+    "test_transfer_spins": ("csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
     "test_transfer_waits": ("csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
     "test_driving": ("csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
     "test_ends": ("csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),

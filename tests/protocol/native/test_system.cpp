@@ -96,23 +96,24 @@ void check_spreading() {
 void check_main_thread() {
   require(is_main_thread(), "the thread of main()");
   std::thread([] { require(!is_main_thread(), "another thread"); }).join();
+  require_equal(num_openmp_threads(), 1, "threads without OpenMP");
 }
 
 void check_company() {
   Company company;
   require(!company.is_there(0) && !company.is_there(INT64_MAX), "nobody was seen");
-  company.note_yield(1000, 1000 + Company::kSliceUs - 1);
+  company.note_pause(1000, 1000 + Company::kSliceUs - 1);
   require(!company.is_there(2000), "a peer that yields soon is no stranger");
   // Every eighth part of the time is lost, and for a while a little more.
   constexpr int64_t kSliceUs = Company::kSliceUs, kShare = Company::kShare;
   int64_t time_us = 10'000;
   for (int turn = 0; turn < 1000; ++turn, time_us += kSliceUs * kShare)
-    company.note_yield(time_us, time_us + kSliceUs);
-  company.note_yield(time_us, time_us + Company::kBurstUs);
+    company.note_pause(time_us, time_us + kSliceUs);
+  company.note_pause(time_us, time_us + Company::kBurstUs);
   require(!company.is_there(time_us), "peers and the kernel take a slice now and then");
   Company even;
-  even.note_yield(0, Company::kBurstUs);
-  even.note_yield(Company::kBurstUs + 200, Company::kBurstUs + 800);
+  even.note_pause(0, Company::kBurstUs);
+  even.note_pause(Company::kBurstUs + 200, Company::kBurstUs + 800);
   static_assert((Company::kBurstUs + 600) * kShare - (Company::kBurstUs + 800) ==
                 Company::kBurstUs * kShare);
   require(!even.is_there(Company::kBurstUs + 800), "no more is lost than may be");
@@ -123,28 +124,28 @@ void check_company() {
     int num_slices = 0;
     int64_t end_us = start_us;
     while (!busy.is_there(end_us) && num_slices < 100) {
-      busy.note_yield(end_us, end_us + kSliceUs);
+      busy.note_pause(end_us, end_us + kSliceUs);
       end_us += kSliceUs;
       ++num_slices;
     }
     // A slice costs kShare - 1 slices more than it takes.
     require_equal(num_slices, Company::kBurstUs * kShare / (kSliceUs * (kShare - 1)) + 1,
                   "lost slices until the rank sleeps");
-    busy.note_yield(end_us + 10, end_us + 11);
+    busy.note_pause(end_us + 10, end_us + 11);
     require(busy.is_there(end_us + 20), "a short yield proves nothing");
     require(busy.is_there(forget_us - 1) && !busy.is_there(forget_us), "the next full second");
-    busy.note_yield(forget_us, forget_us + kSliceUs);
+    busy.note_pause(forget_us, forget_us + kSliceUs);
     require(!busy.is_there(forget_us + kSliceUs), "what was lost before is made up for");
   }
   // The machine slept for an hour: that is made up for at once.
   constexpr int64_t kHourUs = int64_t{3600} * Company::kMemoryUs, kLaterUs = kHourUs + 100'000;
   Company asleep;
-  asleep.note_yield(0, kHourUs);
+  asleep.note_pause(0, kHourUs);
   require(asleep.is_there(kHourUs), "a yield of an hour");
-  asleep.note_yield(kLaterUs + Company::kMemoryUs, kLaterUs + Company::kMemoryUs + kSliceUs);
+  asleep.note_pause(kLaterUs + Company::kMemoryUs, kLaterUs + Company::kMemoryUs + kSliceUs);
   require(!asleep.is_there(kLaterUs + Company::kMemoryUs + kSliceUs), "a slice after it");
   Company patient(INT64_MAX);
-  patient.note_yield(0, INT64_MAX - 1);
+  patient.note_pause(0, INT64_MAX - 1);
   require(!patient.is_there(1), "a limit that no yield reaches");
 }
 

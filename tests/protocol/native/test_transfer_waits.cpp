@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each step of a wait for a send or a receive: how long a rank spins, and when it yields and
-// sleeps. Also when it looks for the reason, and the words it shows meanwhile. The operating system
-// is lone_machine.h.
+// Each step of a wait for a send or a receive: when a rank yields and sleeps. Also when it looks
+// for the reason, and the words it shows meanwhile. The operating system is lone_machine.h.
 //
 //   test_transfer_waits
 #include <atomic>

@@ -144,28 +144,51 @@ bool await_late(World& world, int64_t late_us, uint32_t peer_cpu = 1) {
 }
 
 // A rank spins for a millisecond before it yields. A thread beside the main one does not, nor
-// does a rank beside other programs. Nor does one with fewer CPUs than ranks, or on its peer's CPU.
+// does a rank beside other programs. Nor does one on its peer's CPU, nor one whose group has fewer
+// CPUs than ranks or their OpenMP threads.
 void spin_on() {
   struct Case {
-    bool is_main_thread, is_crowded, is_busy;
+    bool is_main_thread;
+    int num_cpus, num_threads;
+    bool is_busy;
     uint32_t peer_cpu;
     bool is_patient;
   };
-  for (const Case& one : {Case{true, false, false, 1, true}, Case{false, false, false, 1, false},
-                          Case{true, true, false, 1, false}, Case{true, false, true, 1, false},
-                          Case{true, false, false, 0, false}}) {
+  for (const Case& one : {Case{true, 2, 1, false, 1, true}, Case{true, 4, 2, false, 1, true},
+                          Case{false, 2, 1, false, 1, false}, Case{true, 1, 1, false, 1, false},
+                          Case{true, 3, 2, false, 1, false}, Case{true, 2, 1, true, 1, false},
+                          Case{true, 2, 1, false, 0, false}}) {
     machine::clear();
-    World world(2, [&](GroupOptions& options) { options.num_cpus = one.is_crowded ? 1 : 2; });
+    World world(2, [&](GroupOptions& options) { options.num_cpus = one.num_cpus; });
     machine::is_main_thread = one.is_main_thread;
+    machine::num_threads = one.num_threads;
     await_late(world, 1, one.peer_cpu);  // so rank 0 knows rank 1's CPU
     // A rank that sleeps looks once.
     const int64_t most_us = one.is_busy ? 1 : Patience::kSpinUs;
     if (one.is_busy)
-      world.group(0).company().note_yield(machine::time_us - 100000, machine::time_us);
+      world.group(0).company().note_pause(machine::time_us - 100000, machine::time_us);
     require_equal(await_late(world, most_us, one.peer_cpu), !one.is_patient,
                   "a peer within a millisecond");
     if (!one.is_busy) require(await_late(world, most_us + 1, one.peer_cpu), "a later one");
   }
+}
+
+// A rank that others hold up while it spins gives its CPU away, and does not yield.
+void stop_spinning() {
+  machine::clear();
+  World world(2, [](GroupOptions& options) { options.num_cpus = 2; });
+  machine::is_main_thread = true;
+  await_late(world, 1);
+  world.enter(0);
+  const LoneHost& host = world.host(0);
+  P::on_load = [&, seen = host.num_waits, is_first = true](const uint64_t&) mutable {
+    if (host.num_waits != seen && std::exchange(is_first, false))
+      machine::time_us += 2 * Company::kBurstUs;
+  };
+  machine::on_sleep = [&] { world.arrive(1); };
+  world.group(0).wait_arrival(1);
+  P::on_load = {};
+  require(machine::take_steps().starts_with("1 x barrier"), "a rank that was held up sleeps");
 }
 
 // Once most of the last waits were longer, a rank yields at once, and once they are not, it spins.
@@ -219,6 +242,7 @@ int main() {
   end_waits();
   take_last_parts();
   spin_on();
+  stop_spinning();
   lose_patience();
   spread_ranks();
   std::printf("ok\n");

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whether a rank spins on for a late message (patience.h). The operating system is lone_machine.h.
+//
+//   test_transfer_spins
+#include <cstdio>
+#include <string>
+
+#include "lone_machine.h"
+#include "lone_pairs.h"
+
+using namespace fastcoll;
+using namespace lone;
+
+namespace {
+
+// Rank 0 receives from rank 1, which sends so many looks after the wait got long. A look takes
+// 1 us. Returns the steps of its wait, none if it spins on.
+std::string receive_late(Pairs& pairs, int64_t late_us) {
+  const Posted receive = pairs.receive(0, 1, 8);
+  const LoneHost& host = pairs.world.host(0);
+  const uint64_t& word = channel_of(pairs, 1, 0).offered.value;
+  P::on_load = [&, seen = host.num_waits, left_us = late_us](const uint64_t& touched) mutable {
+    if (&touched != &word || host.num_waits == seen) return;
+    ++machine::time_us;
+    if (--left_us == 0) pairs.send(1, 0, 8);
+  };
+  require_equal(pairs.wait(0, receive).text, "no error", "a late message");
+  P::on_load = {};
+  require_message(receive, 1);
+  return machine::take_steps();
+}
+
+// A rank spins for a millisecond for a message. A thread beside the main one does not, nor does a
+// rank beside other programs, nor one whose group has more OpenMP threads than CPUs.
+void spin_on() {
+  struct Case {
+    bool is_main_thread;
+    int num_threads;
+    bool is_busy, is_patient;
+  };
+  for (const Case& one : {Case{true, 1, false, true}, Case{false, 1, false, false},
+                          Case{true, 2, false, false}, Case{true, 1, true, false}}) {
+    machine::clear();
+    Pairs pairs(2, [](GroupOptions& options) { options.num_cpus = 2; });
+    machine::is_main_thread = one.is_main_thread;
+    machine::num_threads = one.num_threads;
+    if (one.is_busy)
+      pairs.world.group(0).company().note_pause(machine::time_us - 100000, machine::time_us);
+    if (!one.is_patient) {
+      require(!receive_late(pairs, 1).empty(), "the next look finds the message");
+      if (one.is_main_thread) continue;
+      for (int i = 0; i < Patience::kMost; ++i) receive_late(pairs, P::kYields + 2);
+      machine::is_main_thread = true;
+      require_equal(receive_late(pairs, 500), "", "the main thread has not waited yet");
+      continue;
+    }
+    constexpr int64_t kLateUs = Patience::kSpinUs + 1;
+    require_equal(receive_late(pairs, Patience::kSpinUs), "", "a message within a millisecond");
+    for (int i = 0; i < Patience::kMost / 2; ++i)
+      require(receive_late(pairs, kLateUs).ends_with(" x yield"), "a later one");
+    require_equal(receive_late(pairs, 1), "1 x yield", "a peer that was late mostly");
+    require_equal(receive_late(pairs, 500), "", "and has come in time since");
+  }
+}
+
+// A rank that others hold up while it spins rests, and does not yield.
+void stop_spinning() {
+  machine::clear();
+  Pairs pairs(2, [](GroupOptions& options) { options.num_cpus = 2; });
+  machine::is_main_thread = true;
+  const Posted receive = pairs.receive(0, 1, 8);
+  const LoneHost& host = pairs.world.host(0);
+  P::on_load = [&, num_looks = 0](const uint64_t&) mutable {
+    if (host.num_waits != 0 && ++num_looks == 3) machine::time_us += 2 * Company::kBurstUs;
+  };
+  machine::on_sleep = [&] { pairs.send(1, 0, 8); };
+  require_equal(pairs.wait(0, receive).text, "no error", "a late message");
+  P::on_load = {};
+  require(machine::take_steps().starts_with("1 x barrier"), "a rank that was held up rests");
+}
+
+}  // namespace
+
+int main() {
+  spin_on();
+  stop_spinning();
+  std::printf("ok\n");
+  return 0;
+}
