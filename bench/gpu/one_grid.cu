@@ -4,7 +4,7 @@
 //
 //   one_grid check MOST_BYTES RANKS...
 //
-// It compares small calls with sums in float64.
+// It compares small calls with sums in float64, and all_reduces' bits between ranks.
 //
 //   one_grid time MOST_BYTES RANKS...
 //
@@ -151,7 +151,8 @@ class Ranks {
     launch(way, shape.blocks, shape.threads, &calls);
   }
 
-  // Whether a call gives each rank the sums in float64, but for rounding.
+  // Whether a call gives each rank the sums in float64, but for rounding; an all_reduce all ranks
+  // the same bits.
   bool is_right(const Way& way, uint64_t num_bytes) {
     const bool gathers = way.verb == Verb::all_gather, scatters = way.verb == Verb::reduce_scatter;
     const size_t numel = num_bytes / 4, chunks = size_t(world_);
@@ -168,10 +169,18 @@ class Ranks {
     start(way, num_bytes);
     check(cudaStreamSynchronize(stream_), way.name);
     bool right = has_no_verdict(way);
+    std::vector<float> first;
     for (size_t rank = 0; rank < chunks && right; ++rank) {
       std::vector<float> output(gathers ? numel * chunks : numel);
       check(cudaMemcpy(output.data(), outputs_[rank], output.size() * 4, cudaMemcpyDeviceToHost),
             "reading an output");
+      if (rank == 0) first = output;
+      if (!scatters && std::memcmp(first.data(), output.data(), output.size() * 4) != 0) {
+        std::fprintf(stderr,
+                     "WRONG: %s, %d ranks, %llu bytes: rank %zu has other bits than rank 0\n",
+                     way.name, world_, static_cast<unsigned long long>(num_bytes), rank);
+        return false;
+      }
       for (size_t i = 0; i < output.size() && right; ++i) {
         double wanted = 0, size = 0;
         if (gathers) {

@@ -92,8 +92,8 @@ const void* probe_kernel(Probe step) {
       return reinterpret_cast<const void*>(&probe_get_kernel);
     case Probe::operands:
       return reinterpret_cast<const void*>(&probe_operands_kernel);
-    case Probe::sum:
-      return reinterpret_cast<const void*>(&probe_sum_kernel);
+    case Probe::reduce:
+      return reinterpret_cast<const void*>(&probe_reduce_kernel);
     case Probe::stored:
       return reinterpret_cast<const void*>(&probe_stored_kernel);
   }

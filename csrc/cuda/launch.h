@@ -71,9 +71,10 @@ inline constexpr uint32_t kProbePulled = 2;  // my load sees the peer's own word
 
 // The steps that test the mappings, each taken when all ranks have taken the one before. With `put`
 // a rank writes a word into every region; `get` reports the arrivals by rank, as the bits above.
-// The other three are the same through the switch. `sum` reports by type (float32, float16,
-// bfloat16) whether its sum was right. `stored` reports by rank whether its stored pack is here.
-enum class Probe { put, get, operands, sum, stored };
+// The other three are the same through the switch. `reduce` reports by type (float32, float16,
+// bfloat16, int32, uint32, int64, uint64) a bit for each operation, by its number, that was right.
+// `stored` reports by rank whether all that it stored is here.
+enum class Probe { put, get, operands, reduce, stored };
 
 // Take a step and wait for it. multicast: nullptr for put and get.
 std::array<uint32_t, kMaxGpuWorld> run_probe(Probe step, const Regions& regions,

@@ -164,8 +164,9 @@ void multimem_store(const Call& call, size_t offset_bytes, const Pack& pack) {
   for (int rank = 0; rank < call.world_size; ++rank)
     store_data<Pack>(call.regions[rank] + offset_bytes, pack);
 }
-// Integers: the last rank's first, as no order may matter.
-inline bool switch_forgets_signs = false;  // a planted bug: MIN and MAX of bare bits
+// Integers: the last rank's first, as no order may matter. Planted bugs: MIN and MAX of bare bits,
+// no integers of 8 bytes, no stores of words.
+inline bool switch_forgets_signs = false, switch_lacks_longs = false, switch_drops_words = false;
 template <Op kOp, DType kDType, class Word>
 Word multimem_word(const SwitchMemory& memory, size_t offset_bytes) {
   static_assert(sizeof(Word) == dtype_size(kDType));
@@ -173,6 +174,7 @@ Word multimem_word(const SwitchMemory& memory, size_t offset_bytes) {
   const auto load = [&](int rank) { return load_data<Word>(memory.regions[rank] + offset_bytes); };
   constexpr bool kSigned = kDType == DType::int32 || kDType == DType::int64;
   const Word sign = kSigned && !switch_forgets_signs ? Word{1} << (8 * sizeof(Word) - 1) : Word{0};
+  if (switch_lacks_longs && sizeof(Word) == 8) return 0;
   Word word = load(memory.world_size - 1);
   for (int rank = memory.world_size - 2; rank >= 0; --rank) {
     const Word other = load(rank);
@@ -188,7 +190,7 @@ Word multimem_word(const SwitchMemory& memory, size_t offset_bytes) {
 template <class Word>
 void multimem_store_word(const SwitchMemory& memory, size_t offset_bytes, Word word) {
   check_pack_offset(offset_bytes, sizeof(Word));
-  for (int rank = 0; rank < memory.world_size; ++rank)
+  for (int rank = 0; rank < memory.world_size && !switch_drops_words; ++rank)
     store_data<Word>(memory.regions[rank] + offset_bytes, word);
 }
 inline void sync_aliases() {}  // no address of its own

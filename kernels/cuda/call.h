@@ -57,6 +57,16 @@ struct SwitchMemory {
   int32_t world_size;
 };
 
+// The types that the switch reduces: half a word or more of floats, whole words of integers.
+constexpr bool switch_reduces_integers(DType dtype) {
+  return dtype == DType::int32 || dtype == DType::uint32 || dtype == DType::int64 ||
+         dtype == DType::uint64;
+}
+constexpr bool switch_reduces(DType dtype) {
+  return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16 ||
+         switch_reduces_integers(dtype);
+}
+
 // By value, as `const __grid_constant__ DeviceCall`. Every kernel of a collective has this
 // argument.
 struct DeviceCall {

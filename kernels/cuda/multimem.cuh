@@ -70,16 +70,6 @@ class SwitchPlaces {
   const Pipeline<TwoAddresses<P>>& pipeline_;
 };
 
-// The types that the switch reduces: half a word or more of floats, whole words of integers.
-constexpr bool switch_reduces_integers(DType dtype) {
-  return dtype == DType::int32 || dtype == DType::uint32 || dtype == DType::int64 ||
-         dtype == DType::uint64;
-}
-constexpr bool switch_reduces(DType dtype) {
-  return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16 ||
-         switch_reduces_integers(dtype);
-}
-
 // Elements that a thread asks the switch for before it stores the first of them.
 inline constexpr int kWordsAtOnce = 4;
 

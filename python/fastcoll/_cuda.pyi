@@ -70,7 +70,7 @@ class Probe:
     put: ClassVar[Probe]
     get: ClassVar[Probe]
     operands: ClassVar[Probe]
-    sum: ClassVar[Probe]
+    reduce: ClassVar[Probe]
     stored: ClassVar[Probe]
 
 class Group:

@@ -53,8 +53,12 @@ def test_all_regions_come_behind_one_address(driver: Driver) -> None:
             "rank 2: multicast_map refused",
         ),
         (
-            {"lost": {("float16", 1), ("bfloat16", 1)}},
-            "rank 1: mapped, but the switch's sum was wrong: float16, bfloat16",
+            {"lost": {("SUM of float16", 1), ("SUM of bfloat16", 1)}},
+            "rank 1: mapped, but the switch was wrong: SUM of float16, SUM of bfloat16",
+        ),
+        (
+            {"lost": {("MIN of int64", 0)}},
+            "rank 0: mapped, but the switch was wrong: MIN of int64",
         ),
         (
             {"lost": {("store", 1)}},

@@ -19,13 +19,14 @@ from typing import Any
 from unittest import mock
 
 from fastcoll.errors import DriverError, PeerLostError
+from fastcoll.types import Op
 
 
 class Probe(Enum):
     put = 0
     get = 1
     operands = 2
-    sum = 3
+    reduce = 3
     stored = 4
 
 
@@ -241,14 +242,16 @@ class Group:
         (handle,) = (one for one in self.driver.handles if one.ptr == self.multicast)
         return list(handle.object.bound.values())
 
-    def _sum(self, token: int) -> Iterator[int]:
+    def _reduce(self, token: int) -> Iterator[int]:
         total = sum(one["operand", self.rank] for one in self._behind())
         for memory in self._behind():
             if ("store", self.device) not in self.driver.lost:
                 memory["stored", self.rank] = token
         wanted = sum(token + by * self.rank for by in range(len(self.regions)))
-        for name in ("float32", "float16", "bfloat16"):
-            yield total + ((name, self.device) in self.driver.lost) == wanted
+        for dtype in ("float32", "float16", "bfloat16", "int32", "uint32", "int64", "uint64"):
+            ops = (Op.SUM,) if "float" in dtype else tuple(set(Op) - {Op.AVG, Op.PRODUCT})
+            lost = [(f"{op.name} of {dtype}", self.device) in self.driver.lost for op in ops]
+            yield sum((total + wrong == wanted) << op for op, wrong in zip(ops, lost, strict=True))
 
     def _stored(self, token: int) -> Iterator[int]:
         mine = self.driver.mapped[self.regions[self.rank]]

@@ -206,7 +206,7 @@ void bind_group(py::module_& module) {
       .value("put", Probe::put)
       .value("get", Probe::get)
       .value("operands", Probe::operands)
-      .value("sum", Probe::sum)
+      .value("reduce", Probe::reduce)
       .value("stored", Probe::stored);
   py::class_<DeviceGroup>(module, "Group", py::release_gil_before_calling_cpp_dtor())
       .def(py::init([](int device, int rank, const std::vector<uintptr_t>& regions,

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One address for all ranks' regions, through which the switch adds and stores (NVLink SHARP).
 
-Decides whether a group has it: the object is really made, and tried out by sums of every type and
-a store through it. Every rank learns of every failure, so all have it or none has. Must not know
-verbs or streams.
+Decides whether a group has it: the object is really made, and tried out. The trial has every
+operation of every type that calls may ask of it, and its stores. Every rank learns of every
+failure, so all have it or none has. Must not know verbs or streams.
 
 Rank 0 makes the object and hands its descriptor over the sockets. Every rank adds its device; when
-all have, each binds its region and maps the object. Then a sum and a store through it are tried. A
+all have, each binds its region and maps the object. Then it is tried. A
 failure of any rank at any step is a failure of all, and the group works without multicast.
 """
 
@@ -18,8 +18,19 @@ from typing import Protocol
 from fastcoll.errors import FastcollError, UnsupportedError
 from fastcoll.gpu.link import Link, problem_of, problems, try_together
 from fastcoll.native import _cuda
+from fastcoll.types import DType, Op
 
-_TYPES = ("float32", "float16", "bfloat16")  # whose sums are tried: csrc/cuda/launch.h, Probe
+# The operations that are tried, by type: csrc/cuda/launch.h, Probe.
+_OF_INTEGERS = (Op.SUM, Op.MIN, Op.MAX, Op.BAND, Op.BOR, Op.BXOR)
+_TRIED: dict[DType, tuple[Op, ...]] = {
+    DType.float32: (Op.SUM,),
+    DType.float16: (Op.SUM,),
+    DType.bfloat16: (Op.SUM,),
+    DType.int32: _OF_INTEGERS,
+    DType.uint32: _OF_INTEGERS,
+    DType.int64: _OF_INTEGERS,
+    DType.uint64: _OF_INTEGERS,
+}
 
 
 class BoundRegions(Protocol):
@@ -88,7 +99,7 @@ class _Joining:
         self._fds = link.exchange_fds(mine)
         # The driver would block a rank that binds or maps before all have added their devices.
         steps = [self._add, self._bind, self._map]
-        for step in [*steps, *([self._try, self._sum, self._look] if self._group else [])]:
+        for step in [*steps, *([self._try, self._reduce, self._look] if self._group else [])]:
             if problem := try_together(link, step):
                 return problem
         return ""
@@ -120,11 +131,17 @@ class _Joining:
         self._group.use_multicast(self._ptr)
         self._group.probe(_cuda.Probe.operands, self._token)
 
-    def _sum(self) -> None:
+    def _reduce(self) -> None:
         assert self._group is not None
-        right = self._group.probe(_cuda.Probe.sum, self._token)[: len(_TYPES)]
-        if bad := [name for name, is_right in zip(_TYPES, right, strict=True) if is_right != 1]:
-            raise UnsupportedError(f"mapped, but the switch's sum was wrong: {', '.join(bad)}")
+        right = self._group.probe(_cuda.Probe.reduce, self._token)
+        bad = [
+            f"{op.name} of {dtype.name}"
+            for (dtype, ops), bits in zip(_TRIED.items(), right, strict=False)
+            for op in ops
+            if not bits >> op & 1
+        ]
+        if bad:
+            raise UnsupportedError(f"mapped, but the switch was wrong: {', '.join(bad)}")
 
     def _look(self) -> None:
         assert self._group is not None

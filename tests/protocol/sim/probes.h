@@ -13,12 +13,12 @@ namespace fastcoll::sim {
 // misled: the rank whose mapping of `astray`'s region is wrong, or -1. Returns by rank the answers
 // of each kernel.
 struct Seen {
-  uint32_t got[kMaxGpuWorld], sum[kMaxGpuWorld], stored[kMaxGpuWorld];
+  uint32_t got[kMaxGpuWorld], reduced[kMaxGpuWorld], stored[kMaxGpuWorld];
 };
 inline std::vector<Seen> probe_all(int world, int misled, int astray, uint64_t token) {
   // Regions as far as the probes go, and one that no rank owns.
   using Region = std::vector<Pack>;
-  const size_t packs = (kGpuScratchOffsetBytes + 2048) / kPackBytes;
+  const size_t packs = probe_stored_offset(kMaxGpuWorld) / kPackBytes;
   std::vector<Region> regions(size_t(world) + 1, Region(packs));
   std::vector<Seen> seen(size_t(world), Seen{});
   Simulator simulator(world, Schedule::uniform, token);
@@ -37,7 +37,8 @@ inline std::vector<Seen> probe_all(int world, int misled, int astray, uint64_t t
     return simulator.run();  // the host waits, and all ranks meet
   };
   const bool ran = step(probe_put_kernel, nullptr) && step(probe_get_kernel, &Seen::got) &&
-                   step(probe_operands_kernel, nullptr) && step(probe_sum_kernel, &Seen::sum) &&
+                   step(probe_operands_kernel, nullptr) &&
+                   step(probe_reduce_kernel, &Seen::reduced) &&
                    step(probe_stored_kernel, &Seen::stored);
   if (!ran) std::exit(1);
   return seen;
@@ -54,8 +55,10 @@ inline int run_probes(uint64_t num_seeds) {
     bool as_expected = true;
     for (int rank = 0; rank < world; ++rank) {
       const Seen& mine = seen[size_t(rank)];
-      for (int type = 0; type < kProbeTypes; ++type)
-        as_expected = as_expected && (mine.sum[type] == 1) == (rank != misled);
+      for (int type = 0; type < kProbeTypes; ++type) {
+        const uint32_t all = type < 3 ? kProbeOfFloats : kProbeOfIntegers;
+        as_expected = as_expected && (mine.reduced[type] == all) == (rank != misled);
+      }
       for (int peer = 0; peer < world; ++peer) {
         // The misled rank reads elsewhere, and its writes do not arrive.
         const uint32_t pushed = rank == astray && peer == misled ? 0 : 1;

@@ -100,7 +100,7 @@ int main(int argc, char** argv) {
   if (variant == "loads_by_parts") return run_few_loads(true);
   if (variant == "correct") return run_seeds<Protocol>(schedule, first, count, only);
   const bool planted = plant(variant);
-  if (variant == "switch_without_halves") return run_probes(count);
+  if (planted && only == "probes") return run_probes(count);
   if (variant == "switch_without_signs") return run_seeds<Protocol>(schedule, first, count, only);
   if (variant == "ignored_turns" || variant == "old_state") return run_overlaps<Planted>(count);
   if (variant == "unreported") return run_absent<Planted>(count);

@@ -68,14 +68,17 @@ def test_each_way_has_a_time(one_grid: Path) -> None:
 
 @pytest.mark.proof(*INPUTS)
 @pytest.mark.native
-def test_a_wrong_byte_is_found(one_grid: Path) -> None:
+@pytest.mark.parametrize(
+    ("damages", "told"),
+    [("high", "rank 0 has "), ("bits", "rank 1 has other bits than rank 0")],
+)
+def test_a_wrong_bit_is_found(one_grid: Path, damages: str, told: str) -> None:
     """Negative control."""
     for step in ("check", "time"):
-        done = run(
-            [one_grid, step, "16", "2"], LIMIT_S, env={**os.environ, "FAKE_CUDA_DAMAGES": "1"}
-        )
+        env = {**os.environ, "FAKE_CUDA_DAMAGES": damages}
+        done = run([one_grid, step, "16", "2"], LIMIT_S, env=env)
         assert done.returncode == 1
-        assert "WRONG: one_shot in LL packs, 2 ranks, 16 bytes: rank 0 has" in done.stdout
+        assert f"WRONG: one_shot in LL packs, 2 ranks, 16 bytes: {told}" in done.stdout
 
 
 @pytest.mark.native

@@ -88,6 +88,8 @@ inline bool plant(const std::string& name) {
       {"unreported", &Planted::kReports},
       {"switch_without_halves", &switch_forgets_halves},
       {"switch_without_signs", &switch_forgets_signs},
+      {"switch_without_longs", &switch_lacks_longs},
+      {"switch_without_words", &switch_drops_words},
       {"misplaced_parts", &Machine::misplaces_parts},
   };
   const auto found = switches.find(name);
