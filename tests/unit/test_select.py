@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fastcoll import _C
 from fastcoll.choose import algorithms, select
-from fastcoll.choose.algorithms.shared import INLINE_BYTES
+from fastcoll.choose.algorithms.shared import GPU, INLINE_BYTES
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.types import (
     COUNTED,
@@ -264,3 +264,33 @@ def test_what_moves_most_bytes_loses_once_and_for_all(
     assert num_small > 0
     assert num_small < len(chosen) or world == 2  # of two ranks both move as much
     assert chosen[:num_small] == [Algorithm.one_shot] * num_small
+
+
+def estimated_on_gpus(verb: Verb, ranks: int, ranks_per_gpu: int = 1) -> float:
+    request = Request(
+        verb=verb,
+        dtype=DType.float32,
+        op=Op.SUM,
+        numel=1 << 20,
+        root=0,
+        world_size=ranks,
+        algorithm="auto",
+        numerics="same_bits",
+        num_cpus=ranks,
+        num_channels=32,
+        ranks_per_gpu=ranks_per_gpu,
+    )
+    return algorithms.direct.estimate_us(request)
+
+
+def test_all_of_a_scatter_leaves_by_the_roots_one_link() -> None:
+    scatter, broadcast, gather = (
+        estimated_on_gpus(verb, 8) for verb in (Verb.scatter, Verb.broadcast, Verb.gather)
+    )
+    # As many bytes come by the link of a gather's root; a scatter's root stages all parts, too.
+    staged_us = 7 * (4 << 20) * GPU.copy_us_per_byte
+    assert scatter == pytest.approx(gather + staged_us)
+    assert scatter == pytest.approx(broadcast + staged_us)
+    # On one GPU no link takes part: each rank copies its own part.
+    alone = estimated_on_gpus(Verb.scatter, 2, 2)
+    assert alone < estimated_on_gpus(Verb.scatter, 2)

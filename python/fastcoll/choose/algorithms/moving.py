@@ -94,7 +94,8 @@ def staged_us(request: Request, calibrated: Costs | None) -> float:
     gives, gets = _bytes(request)
     prices = _prices(request, calibrated, max(gives, gets))
     costs = shared.costs(request, calibrated)
-    if request.on_gpu and request.verb is Verb.broadcast and shared.share(request) == 1:
+    from_root = request.verb in (Verb.broadcast, Verb.scatter)
+    if request.on_gpu and from_root and shared.share(request) == 1:
         gets *= request.world_size - 1  # all leave by the root's one link
     moving_us = _moving_us(request, gives * prices.give, gets * prices.get)
     return shared.sync_us(request, costs) + moving_us + _scheduling_us(request, gives, costs)
