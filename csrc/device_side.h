@@ -3,6 +3,8 @@
 // calls it. No exception crosses from one extension to the other.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <optional>
 
 #include "check.h"
@@ -12,6 +14,16 @@ namespace fastcoll {
 
 inline constexpr const char* kDeviceSideName = "fastcoll.device_side";  // of the capsule
 
+// A send or a receive of this rank's.
+struct DeviceMessage {
+  bool sends;
+  std::byte* data;
+  uint64_t numel;
+  DType dtype;
+  int peer;
+  uint32_t tag;
+};
+
 class DeviceSide {
  public:
   // Whether no kernel has left a verdict. Never waits.
@@ -20,6 +32,15 @@ class DeviceSide {
   // Waits where the launch queue is full.
   virtual std::optional<Failure> start(const Plan& plan, const std::byte* input, std::byte* output,
                                        void* stream, double limit_s) noexcept = 0;
+  // The same for a message, by at most so many thread blocks.
+  virtual std::optional<Failure> start(const DeviceMessage& message, int most_channels,
+                                       void* stream, double limit_s) noexcept = 0;
+
+  // Put an event behind a stream's work so far. It is made if null, and to be dropped in the end.
+  virtual std::optional<Failure> record(void*& event, void* stream) noexcept = 0;
+  virtual std::optional<Failure> let_wait(void* stream, void* event) noexcept = 0;
+  virtual bool has_come(void* event) noexcept = 0;  // never waits
+  virtual void drop(void* event) noexcept = 0;
 
  protected:
   ~DeviceSide() = default;

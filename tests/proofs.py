@@ -39,7 +39,7 @@ TOOLS = ("g++", "clang++", "aarch64-linux-gnu-g++", "qemu-aarch64", "nvcc", "ptx
 RELACY = Path("/usr/include/relacy")
 # Folders whose slow tests depend on the library and on tests, unless a mark says otherwise.
 OF_LIBRARY = ("contract", "faults", "jax", "nodes", "torch", "unit")
-FAKES = "tests/support/*.cpp"
+FAKES = "tests/support/fake*"
 DIGEST = pytest.StashKey[str]()
 
 

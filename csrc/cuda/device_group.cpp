@@ -95,17 +95,72 @@ void DeviceGroup::launch(const Plan& plan, const std::byte* input, std::byte* ou
   order_->leave(launched, stream);
 }
 
-std::optional<Failure> DeviceGroup::start(const Plan& plan, const std::byte* input,
-                                          std::byte* output, void* stream,
-                                          double limit_s) noexcept {
+namespace {
+
+template <class Body>
+std::optional<Failure> attempt(Body body) noexcept {
   try {
-    launch(plan, input, output, static_cast<cudaStream_t>(stream), {limit_s});
+    body();
   } catch (const Failure& failure) {
     return failure;
   } catch (const std::exception& error) {
     return Failure(ErrorKind::driver, error.what());
   }
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Failure> DeviceGroup::start(const Plan& plan, const std::byte* input,
+                                          std::byte* output, void* stream,
+                                          double limit_s) noexcept {
+  return attempt(
+      [&] { launch(plan, input, output, static_cast<cudaStream_t>(stream), {limit_s}); });
+}
+
+std::optional<Failure> DeviceGroup::start(const DeviceMessage& message, int most_channels,
+                                          void* stream, double limit_s) noexcept {
+  return attempt([&] {
+    const PairTransfer one{
+        message.sends, message.data, message.numel, message.dtype, message.peer, message.tag, 0};
+    transfer({one}, most_channels, static_cast<cudaStream_t>(stream), limit_s);
+  });
+}
+
+std::optional<Failure> DeviceGroup::record(void*& event, void* stream) noexcept {
+  return attempt([&] {
+    const OnDevice on(options_.device);
+    auto made = static_cast<cudaEvent_t>(event);
+    if (!made)
+      check_cuda(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "making an event");
+    event = made;
+    check_cuda(cudaEventRecord(made, static_cast<cudaStream_t>(stream)), "recording an event");
+  });
+}
+
+std::optional<Failure> DeviceGroup::let_wait(void* stream, void* event) noexcept {
+  return attempt([&] {
+    const OnDevice on(options_.device);
+    check_cuda(
+        cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0),
+        "waiting for an event");
+  });
+}
+
+bool DeviceGroup::has_come(void* event) noexcept {
+  bool has_come = true;  // behind an error nothing comes any more
+  attempt([&] {
+    const OnDevice on(options_.device);
+    has_come = query_beside_captures(static_cast<cudaEvent_t>(event)) != cudaErrorNotReady;
+  });
+  return has_come;
+}
+
+void DeviceGroup::drop(void* event) noexcept {
+  attempt([&] {
+    const OnDevice on(options_.device);
+    cudaEventDestroy(static_cast<cudaEvent_t>(event));
+  });
 }
 
 void DeviceGroup::transfer(std::vector<PairTransfer> transfers, int most_channels,

@@ -61,6 +61,12 @@ class DeviceGroup final : public DeviceSide {
   bool is_well() const noexcept override { return !verdict(); }
   std::optional<Failure> start(const Plan& plan, const std::byte* input, std::byte* output,
                                void* stream, double limit_s) noexcept override;
+  std::optional<Failure> start(const DeviceMessage& message, int most_channels, void* stream,
+                               double limit_s) noexcept override;
+  std::optional<Failure> record(void*& event, void* stream) noexcept override;
+  std::optional<Failure> let_wait(void* stream, void* event) noexcept override;
+  bool has_come(void* event) noexcept override;
+  void drop(void* event) noexcept override;
   // As launch for sends and receives, as one kernel; see launch_transfers. Finds their locations.
   void transfer(std::vector<PairTransfer> transfers, int most_channels, cudaStream_t stream,
                 double limit_s);

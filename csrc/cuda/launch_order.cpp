@@ -24,6 +24,13 @@ class BesideCapture {
 
 }  // namespace
 
+cudaError_t query_beside_captures(cudaEvent_t event) {
+  const BesideCapture beside;
+  const cudaError_t error = cudaEventQuery(event);
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
+}
+
 LaunchOrder::LaunchOrder() {
   cudaError_t error = cudaSuccess;
   for (Last* last : {&eager_, &captured_})
@@ -63,12 +70,7 @@ void LaunchOrder::leave(const Last& launched, cudaStream_t stream) {
 }
 
 bool LaunchOrder::busy() const {
-  if (!eager_.used) return false;
-  const BesideCapture beside;
-  const cudaError_t error = cudaEventQuery(eager_.event);
-  if (error == cudaSuccess) return false;
-  cudaGetLastError();
-  return error == cudaErrorNotReady;
+  return eager_.used && query_beside_captures(eager_.event) == cudaErrorNotReady;
 }
 
 std::shared_ptr<LaunchOrder> shared_order(int device) {

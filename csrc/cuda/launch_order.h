@@ -11,6 +11,9 @@
 
 namespace fastcoll {
 
+// As cudaEventQuery, also while a graph is captured; leaves no error behind.
+cudaError_t query_beside_captures(cudaEvent_t event);
+
 class LaunchOrder {
  public:
   LaunchOrder();

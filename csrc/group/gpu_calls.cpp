@@ -55,10 +55,37 @@ bool GpuCalls::all_are_there(const ProcessGroup& group) {
   return true;
 }
 
+bool GpuCalls::is_well(const ProcessGroup& group) {
+  return !is_paused_ && group.is_usable() && side_.is_well() && all_are_there(group);
+}
+
 bool GpuCalls::may_start(const ProcessGroup& group, const void* input, const void* output,
                          void* stream) {
-  return !is_paused_ && group.is_usable() && side_.is_well() && is_known_use(input, stream) &&
-         (output == input || is_known_use(output, stream)) && all_are_there(group);
+  return is_well(group) && is_known_use(input, stream) &&
+         (output == input || is_known_use(output, stream));
+}
+
+GpuCalls::~GpuCalls() {
+  if (before_) events_.push_back(before_);
+  for (void* event : events_) side_.drop(event);
+}
+
+void GpuCalls::note(const DeviceMessage& one) {
+  journal_->write_message(one.sends, one.peer, one.dtype, one.numel, one.tag, {});
+  journal_->note_message(one.sends, one.peer, one.dtype, one.numel, one.tag);
+}
+
+std::optional<Failure> GpuCalls::follow(void* stream) noexcept {
+  std::optional<Failure> failure = side_.record(before_, stream);
+  return failure ? failure : side_.let_wait(beside_.stream, before_);
+}
+
+std::optional<Failure> GpuCalls::take_event(void*& event) noexcept {
+  if (!events_.empty()) {
+    event = events_.back();
+    events_.pop_back();
+  }
+  return side_.record(event, beside_.stream);
 }
 
 }  // namespace fastcoll

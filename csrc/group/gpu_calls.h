@@ -4,25 +4,46 @@
 // Guarded by the GIL.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "device_side.h"
 #include "group/gpu_journal.h"
 #include "group/plan_table.h"
+#include "layout.h"
 
 namespace fastcoll {
 
 class ProcessGroup;
 
+// The stream in which asynchronous calls run, and the object that it belongs to.
+struct SideStream {
+  void* stream = nullptr;
+  std::shared_ptr<void> object;
+};
+
 class GpuCalls {
  public:
   // limit_s: of the waits of calls that give none. `side` must live as long.
-  GpuCalls(DeviceSide& side, int device, std::shared_ptr<GpuJournal> journal, double limit_s)
-      : side_(side), device_(device), journal_(std::move(journal)), limit_s_(limit_s) {}
+  GpuCalls(DeviceSide& side, int device, std::shared_ptr<GpuJournal> journal, double limit_s,
+           SideStream beside, int num_channels)
+      : side_(side),
+        device_(device),
+        journal_(std::move(journal)),
+        limit_s_(limit_s),
+        beside_(std::move(beside)),
+        num_channels_(num_channels) {}
+  ~GpuCalls();
+  GpuCalls(const GpuCalls&) = delete;
+  GpuCalls& operator=(const GpuCalls&) = delete;
 
   int device() const { return device_; }
+  const SideStream& beside() const { return beside_; }
+  // Thread blocks of one message; 0: there are too few.
+  int pair_channels() const { return std::min(kPairChannels, num_channels_ / 2); }
   void set_limit(double limit_s) { limit_s_ = limit_s; }
   double limit_s() const { return limit_s_; }
 
@@ -47,6 +68,24 @@ class GpuCalls {
     return side_.start(plan, static_cast<const std::byte*>(input), static_cast<std::byte*>(output),
                        stream, limit_s);
   }
+  // The same of a message.
+  void note(const DeviceMessage& message);
+  std::optional<Failure> start(const DeviceMessage& message, void* stream,
+                               double limit_s) noexcept {
+    return side_.start(message, pair_channels(), stream, limit_s);
+  }
+
+  // Asynchronous calls: put the side's stream behind another one's work so far. Behind the call its
+  // handle takes an event, and gives it back at its end.
+  std::optional<Failure> follow(void* stream) noexcept;
+  std::optional<Failure> take_event(void*& event) noexcept;
+  void give_back(void* event) { events_.push_back(event); }
+  std::optional<Failure> let_wait(void* stream, void* event) noexcept {
+    return side_.let_wait(stream, event);
+  }
+  bool has_come(void* event) noexcept { return side_.has_come(event); }
+  // Whether nothing needs a closer look: the group, its kernels, its ranks.
+  bool is_well(const ProcessGroup& group);
 
  private:
   bool is_known_use(const void* ptr, void* stream) const;
@@ -56,6 +95,10 @@ class GpuCalls {
   const int device_;
   const std::shared_ptr<GpuJournal> journal_;
   double limit_s_;
+  const SideStream beside_;
+  const int num_channels_;
+  void* before_ = nullptr;     // the event that the side's stream waits for
+  std::vector<void*> events_;  // that nobody has
   PlanTable plans_;
   bool is_paused_ = false;
   uintptr_t symmetric_begin_ = 0, symmetric_end_ = 0;

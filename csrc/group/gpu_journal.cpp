@@ -71,6 +71,7 @@ GpuJournal::Row GpuJournal::messages_row(bool sends, int peer) const {
 
 void GpuJournal::write(const Plan& plan, const std::string& site) {
   last_ = plan;
+  last_message_ = {};
   started_.clear();
   const PlanWords words = plan_words(plan);
   write(calls_row(), {words.kinds, words.numel, words.root_and_segment, words.splits}, site);
@@ -85,6 +86,10 @@ void GpuJournal::finish() { write(last_row(), {}, {}); }
 
 std::string GpuJournal::started() const {
   if (!started_.empty()) return started_;
+  if (const LastMessage& one = last_message_; one.peer >= 0)
+    return (one.sends ? "send(" : "recv(") +
+           describe_message({uint64_t(one.dtype), one.numel, one.tag, 0}) +
+           (one.sends ? ") to rank " : ") from rank ") + std::to_string(one.peer);
   return numbers_[0] == 0 ? "nothing" : describe(last_) + " by " + describe_choice(last_);
 }
 

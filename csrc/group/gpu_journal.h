@@ -36,6 +36,11 @@ class GpuJournal {
   // The last start of this rank: its collective, or what was noted since.
   std::string started() const;
   void note_started(const std::string& text) { started_ = text; }
+  // The same of one message, whose text is made only if it is asked for.
+  void note_message(bool sends, int peer, DType dtype, uint64_t numel, uint32_t tag) {
+    started_.clear();
+    last_message_ = {sends, peer, dtype, numel, tag};
+  }
 
   struct Text {
     uint64_t number;  // of the entry in its row
@@ -81,8 +86,16 @@ class GpuJournal {
   const int world_size_;
   std::vector<Entry*> pages_;      // by rank; none once it is closed
   std::vector<uint64_t> numbers_;  // of the entries that this rank wrote, by row
+  struct LastMessage {
+    bool sends = false;
+    int peer = -1;  // none
+    DType dtype{};
+    uint64_t numel = 0;
+    uint32_t tag = 0;
+  };
   Plan last_;
-  std::string started_;  // empty: it is the last plan
+  LastMessage last_message_;  // since the last plan
+  std::string started_;       // empty: it is the last message, or the last plan
 };
 
 }  // namespace fastcoll

@@ -122,6 +122,7 @@ class ProcessGroup {
 
   // Known calls on the group's GPU; null while there are none.
   GpuCalls* gpu_calls() const { return gpu_calls_.get(); }
+  std::shared_ptr<GpuCalls> shared_gpu_calls() const { return gpu_calls_; }
   void use_gpu(std::shared_ptr<GpuCalls> calls) { gpu_calls_ = std::move(calls); }
 
   // Where the ranks compute with more threads than CPUs (openmp.h). True: this call did it.

@@ -16,6 +16,7 @@
 #include "python/call_site.h"
 #include "python/call_work.h"
 #include "python/errors.h"
+#include "python/gpu_work.h"
 #include "python/host.h"
 #include "python/numpy_view.h"
 #include "python/prepare.h"
@@ -298,6 +299,7 @@ PyMethodDef setters[] = {
     {"set_numpy_integers", set_numpy_integers, METH_O, nullptr},
     {"set_fallback", set_fallback, METH_VARARGS, nullptr},
     {"set_call_work", set_call_work, METH_O, nullptr},
+    {"set_gpu_works", set_gpu_works, METH_VARARGS, nullptr},
     {"set_row_norm", set_row_norm, METH_O, nullptr},
     {"set_transfer_work", set_transfer_work, METH_O, nullptr},
     {"set_p2p_op_type", set_p2p_op_type, METH_O, nullptr},
@@ -336,8 +338,8 @@ bool add_fast_calls(PyObject* module, GroupOf* group_of_object) {
   }
   numerics_strings = {PyUnicode_InternFromString("same_bits"), PyUnicode_InternFromString("fast")};
   return bind_all(module, std::make_index_sequence<kNumFastVerbs>()) && add_row_norm(module) &&
-         add_call_work(module) && add_transfer_work(module, group_of_object) &&
-         PyModule_AddFunctions(module, setters) == 0;
+         add_call_work(module) && add_gpu_work(module) &&
+         add_transfer_work(module, group_of_object) && PyModule_AddFunctions(module, setters) == 0;
 }
 
 }  // namespace fastcoll

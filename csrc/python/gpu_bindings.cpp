@@ -62,20 +62,31 @@ void bind_journal(py::module_& module) {
       .def("close", &GpuJournal::close);
 }
 
+SideStream to_side_stream(const py::object& object) {
+  const auto release = [](void* owner) {
+    const py::gil_scoped_acquire gil;
+    Py_DECREF(static_cast<PyObject*>(owner));
+  };
+  const auto stream = object.attr("cuda_stream").cast<uintptr_t>();
+  void* const owner = py::object(object).release().ptr();
+  return {reinterpret_cast<void*>(stream), std::shared_ptr<void>(owner, release)};
+}
+
 }  // namespace
 
 void bind_gpu_calls(py::module_& module) {
   bind_journal(module);
   py::class_<GpuCalls, std::shared_ptr<GpuCalls>>(module, "GpuCalls")
       .def(py::init([](const py::object& side, int device, std::shared_ptr<GpuJournal> journal,
-                       double limit_s) {
+                       double limit_s, const py::object& beside, int num_channels) {
              void* pointer = PyCapsule_GetPointer(side.ptr(), kDeviceSideName);
              if (!pointer) throw py::error_already_set();
              return std::make_shared<GpuCalls>(*static_cast<DeviceSide*>(pointer), device,
-                                               std::move(journal), limit_s);
+                                               std::move(journal), limit_s, to_side_stream(beside),
+                                               num_channels);
            }),
            py::arg("side"), py::arg("device"), py::arg("journal"), py::arg("limit_s"),
-           py::keep_alive<1, 2>())
+           py::arg("beside"), py::arg("num_channels"), py::keep_alive<1, 2>())
       .def("pause", &GpuCalls::pause, py::arg("pauses"))
       .def("is_paused", &GpuCalls::is_paused)
       .def("use_symmetric", &GpuCalls::use_symmetric, py::arg("begin"), py::arg("end"))

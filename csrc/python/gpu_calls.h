@@ -7,6 +7,7 @@
 
 #include "group/process_group.h"
 #include "python/prepare.h"
+#include "python/work_type.h"
 
 namespace fastcoll {
 
@@ -14,12 +15,24 @@ namespace fastcoll {
 struct PreparedOnGpu {
   Prepared call;
   void* stream = nullptr;
+  void* current = nullptr;  // of a call beside: the stream that it follows
 };
 
-// Of a verb with one tensor, or one of each kind; no fast call where the group has no GPU.
-PreparedOnGpu prepare_on_gpu(FastVerb verb, const ProcessGroup& group, const Args& args, Op op);
+// Of a verb with one tensor, or one of each kind; no fast call where the group has no GPU. A call
+// beside runs in the side's stream.
+PreparedOnGpu prepare_on_gpu(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
+                             bool beside = false);
 
 // Start it. Throws a Failure.
 void start_on_gpu(ProcessGroup& group, const PreparedOnGpu& prepared, double timeout_s);
+// Start it beside the current stream; return its handle, whose results are in the list `outputs`.
+// Throws a Failure, or Interrupted with a Python error set.
+PyObject* start_beside(const Caller& caller, const PreparedOnGpu& prepared, const Args& args,
+                       PyObject* outputs);
+
+// send and recv in the current stream, isend and irecv beside it. Null if it is no fast call; then
+// nothing has happened. Else a new reference to the result. They throw as start_beside.
+PyObject* run_transfer_on_gpu(bool sends, ProcessGroup& group, const Args& args);
+PyObject* start_transfer_on_gpu(bool sends, const Caller& caller, const Args& args);
 
 }  // namespace fastcoll

@@ -65,6 +65,21 @@ template <FastVerb kVerb>
   return false;
 }
 
+// As start_collective, of a call on a GPU.
+template <FastVerb kVerb>
+[[gnu::noinline]] PyObject* start_beside_there(const Caller& caller, const Args& args, Op op) {
+  constexpr Signature kSignature = signature_of(kVerb);
+  if constexpr (kSignature.kind == VerbKind::tensors && kSignature.core != Verb::barrier) {
+    const PreparedOnGpu prepared = prepare_on_gpu(kVerb, caller.group, args, op, true);
+    if (!prepared.call.is_fast()) return nullptr;
+    const Owned outputs(outputs_of<kVerb>(caller.group, args));
+    if (!outputs.get()) throw Interrupted{};
+    count_writes(written_by<kVerb>(caller.group, args));
+    return start_beside(caller, prepared, args, outputs.get());
+  }
+  return nullptr;
+}
+
 // Whether it was a fast call, which then has run.
 template <FastVerb kVerb>
 bool run_one(ProcessGroup& group, const Args& args, Op op) {
@@ -138,7 +153,10 @@ PyObject* run_collective(const Caller& caller, Args& args) {
   if (!op) return nullptr;
   if (!is_async && !may_run_now(group)) return nullptr;
   if constexpr (!signature_of(kVerb).takes_sequences) {
-    if (is_async) return start_collective<kVerb>(caller, args, *op);
+    if (is_async) {
+      PyObject* work = group.gpu_calls() ? start_beside_there<kVerb>(caller, args, *op) : nullptr;
+      return work ? work : start_collective<kVerb>(caller, args, *op);
+    }
     return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
   } else {
     const ListSnapshot first(args[kTensor]), second(args[kSecond]);
@@ -164,11 +182,15 @@ PyObject* run_collective(const Caller& caller, Args& args) {
 template <FastVerb kVerb>
 PyObject* run_fast(const Caller& caller, Args& args) {
   constexpr bool kSends = kVerb == FastVerb::send || kVerb == FastVerb::isend;
-  if constexpr (kVerb == FastVerb::send || kVerb == FastVerb::recv)
-    return run_transfer(kSends, caller.group, args);
-  else if constexpr (kVerb == FastVerb::isend || kVerb == FastVerb::irecv)
-    return start_transfer(kSends, caller, args);
-  else if constexpr (kVerb == FastVerb::batch_isend_irecv) return start_batch(caller, args);
+  if constexpr (kVerb == FastVerb::send || kVerb == FastVerb::recv) {
+    PyObject* result = run_transfer(kSends, caller.group, args);
+    if (result || !caller.group.gpu_calls()) return result;
+    return run_transfer_on_gpu(kSends, caller.group, args);
+  } else if constexpr (kVerb == FastVerb::isend || kVerb == FastVerb::irecv) {
+    PyObject* work = start_transfer(kSends, caller, args);
+    if (work || !caller.group.gpu_calls()) return work;
+    return start_transfer_on_gpu(kSends, caller, args);
+  } else if constexpr (kVerb == FastVerb::batch_isend_irecv) return start_batch(caller, args);
   else return run_collective<kVerb>(caller, args);
 }
 

@@ -1,28 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Known calls of ranks on a CUDA made of the CPU.
 
-`python -m tests.gpu_host.known_calls NAME [EXTENSION]` runs a function of this file. The extension
-is built, optimised, if it is not given.
+`python -m tests.gpu_host.known_calls NAME [EXTENSION]` runs a function of this file.
 """
 
 import ctypes
 import os
-import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from tests.support.fake_cuda import FakeCuda, build_fake_cuda
-from tests.support.fake_ranks import LIMIT_S, all_known, looked_at, raises, two_ranks, until
+from tests.support.fake_cuda import FakeCuda
+from tests.support.fake_ranks import (
+    LIMIT_S,
+    Stream,
+    all_known,
+    looked_at,
+    raises,
+    run_program,
+    two_ranks,
+    until,
+)
 
 SECONDS = 0.3  # of a measurement
+SIDE = Stream().cuda_stream  # that of asynchronous calls
 
 
 def verbs(cuda: FakeCuda) -> None:
@@ -60,6 +65,15 @@ def verbs(cuda: FakeCuda) -> None:
                     call()
                 assert cuda.launches() == before + 1
                 assert cuda.launched() == by_python | {"stream": 6}, call
+                with all_known():
+                    work = call(async_op=True)
+                assert cuda.launches() == before + 2
+                assert cuda.launched() == by_python | {"stream": SIDE}, call
+                me.comm.use_gpu(None)
+                assert [id(one) for one in call(async_op=True).result()] == [
+                    id(one) for one in work.result()
+                ], call
+                me.comm.use_gpu(me.comm.device_group.known)
 
 
 def program(cuda: FakeCuda) -> None:
@@ -120,9 +134,6 @@ def refusals(cuda: FakeCuda) -> None:
             for _ in range(2):
                 with looked_at():
                     call(one)
-        for _ in range(2):
-            with looked_at():
-                assert call(tensor, async_op=True).wait()
         overlapping = torch.ones(12)
         with looked_at(), raises(fastcoll.UsageError, "overlap in part"):
             call(overlapping[:9], out=overlapping[2:11])
@@ -284,24 +295,28 @@ def timing(cuda: FakeCuda) -> None:
         tensor = torch.ones(1000)
         me.comm.all_reduce(tensor)
         _C.set_default_group(me.comm)
+        ways: dict[str, Callable[[Any], Any]] = {
+            "all_reduce": lambda verbs: verbs.all_reduce(tensor),
+            "all_reduce, async_op, wait": lambda verbs: verbs.all_reduce(
+                tensor, async_op=True
+            ).wait(),
+            "send": lambda verbs: verbs.send(tensor, 1),
+            "isend, wait": lambda verbs: verbs.isend(tensor, 1).wait(),
+        }
         for known in (True, False):
             me.comm.use_gpu(me.comm.device_group.known if known else None)
-            call = fastcoll.all_reduce if known else me.comm.all_reduce
-            best, end = 1.0, time.perf_counter() + SECONDS
-            while time.perf_counter() < end:
-                start = time.perf_counter()
-                for _ in range(32):
-                    call(tensor)
-                best = min(best, (time.perf_counter() - start) / 32)
-            print(f"{'known' if known else 'by Python'}: {best * 1e6:.2f} us")
+            for name, call in ways.items():
+                best, end = 1.0, time.perf_counter() + SECONDS
+                while time.perf_counter() < end:
+                    start = time.perf_counter()
+                    for _ in range(32):
+                        call(fastcoll if known else me.comm)
+                    best = min(best, (time.perf_counter() - start) / 32)
+                    cuda.done_in_streams()
+                    me.gpu.kept_for.clear()
+                print(f"{name}, {'known' if known else 'by Python'}: {best * 1e6:.2f} us")
         _C.set_default_group(None)
 
 
 if __name__ == "__main__":
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            built = sys.argv[2:] or [str(build_fake_cuda(Path(folder), "-O2"))]
-            globals()[sys.argv[1]](FakeCuda(built[0]))
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)  # at once: a blocked launch would hold up the end
+    run_program(globals())

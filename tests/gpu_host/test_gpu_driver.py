@@ -42,3 +42,9 @@ def test_on_a_made_up_gpu(program: str, extension: Path) -> None:
 def test_known_calls(program: str, extension: Path) -> None:
     """See the function of that name in `known_calls`."""
     check("known_calls", program, extension)
+
+
+@pytest.mark.parametrize("program", ["beside", "late", "broken", "messages"])
+def test_known_works(program: str, extension: Path) -> None:
+    """See the function of that name in `known_works`."""
+    check("known_works", program, extension)

@@ -31,6 +31,7 @@ _LAUNCHED = (
 )
 _SOURCES = (
     "tests/support/fake_cuda.cpp",
+    "tests/support/fake_events.cpp",
     "tests/support/fake_tensors.cpp",
     "csrc/cuda/device_group.cpp",
     "csrc/cuda/host_words.cpp",
@@ -96,6 +97,7 @@ class FakeCuda:
         self.library.fake_created_bytes.restype = ctypes.c_uint64
         self.library.fake_launches.restype = ctypes.c_uint64
         self.library.fake_launched.restype = ctypes.POINTER(ctypes.c_uint64)
+        self.library.fake_done_in_streams.restype = ctypes.POINTER(ctypes.c_uint64)
         self._show_tensors()
 
     def _show_tensors(self) -> None:
@@ -147,6 +149,17 @@ class FakeCuda:
     def waits(self) -> bool:
         """Return whether somebody waits there."""
         return bool(self.library.fake_waits() & 1)
+
+    def be_late(self, is_late: bool) -> None:
+        """Let no event have come, from now on or no longer."""
+        self.library.fake_be_late(is_late)
+
+    def done_in_streams(self) -> list[tuple[str, int, int]]:
+        """Return (launch, record or wait; stream; event) of all since the last question."""
+        number = ctypes.c_uint64()
+        words = self.library.fake_done_in_streams(ctypes.byref(number))
+        rows = [tuple(words[at : at + 3]) for at in range(0, number.value, 3)]
+        return [(("launch", "record", "wait")[what - 1], stream, at) for what, stream, at in rows]
 
     def launches(self) -> int:
         """Return how many collectives were launched."""

@@ -303,7 +303,7 @@ def fake_gpu(
     side._streams = BlockStreams()
     side._limits, side._told = GpuLimits(600.0, 30.0), {}
     side._regions = SimpleNamespace(leave=lambda pin: None)  # type: ignore[assignment]
-    side._side = _Stream()  # type: ignore[assignment]
+    side.side_stream = _Stream()  # type: ignore[assignment]
     streams = core.streams
     torch_like = SimpleNamespace(cuda=streams, Tensor=type(None))
     foreign_torch = SimpleNamespace(

@@ -5,16 +5,20 @@ The tensors are the CPU's, and pass for a GPU's. A launch does nothing but note 
 """
 
 import contextlib
+import os
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from tests.support.fake_cuda import FakeCuda
+from tests.support.fake_cuda import FakeCuda, build_fake_cuda
 
 DEVICE = 0
 LIMIT_S = 20.0
@@ -34,13 +38,18 @@ class Stream:
 
 @contextlib.contextmanager
 def tensors_on_gpu(cuda: FakeCuda) -> Iterator[SimpleNamespace]:
-    """Let CPU tensors pass for those of a GPU; the value's `stream` is torch's current one."""
+    """Let CPU tensors pass for those of a GPU.
+
+    The value's `stream` is torch's current one, and `kept_for` the streams that tensors were
+    recorded for.
+    """
     import torch
 
     from fastcoll.calls import arrays, tensor_layout
     from fastcoll.gpu import group, nccl
 
-    state = SimpleNamespace(device=DEVICE, stream=0)
+    kept_for: list[Stream] = []
+    state = SimpleNamespace(device=DEVICE, stream=0, kept_for=kept_for)
 
     def use(stream: int) -> None:
         state.stream = stream
@@ -60,7 +69,7 @@ def tensors_on_gpu(cuda: FakeCuda) -> Iterator[SimpleNamespace]:
             (torch.cuda, "Event", Stream),
             (torch.cuda, "stream", contextlib.nullcontext),
             (torch.cuda, "current_stream", lambda device: Stream(state.stream)),
-            (torch.Tensor, "record_stream", lambda tensor, stream: None),
+            (torch.Tensor, "record_stream", kept_for.append),  # C's, as torch's own
             (tensor_layout, "_empty_on", lambda device: torch.empty(0)),
             (arrays, "_view_tensor", view_on_gpu),
             (group.watcher, "add", lambda side: None),
@@ -150,3 +159,17 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < end, "it never holds"
         time.sleep(0.001)
+
+
+def run_program(functions: dict[str, Any]) -> None:
+    """Run the function of the command line's first name on the extension of the second.
+
+    That is built, optimised, if it is not given.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            built = sys.argv[2:] or [str(build_fake_cuda(Path(folder), "-O2"))]
+            functions[sys.argv[1]](FakeCuda(built[0]))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # at once: a blocked launch would hold up the end

@@ -92,7 +92,7 @@ class DeviceGroup:
         self._pid = os.getpid()
         self._stopped = False
         # Now, like all that calls need: later it could have to wait for kernels that run.
-        self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self.side_stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         link = GpuLink(host)
         mine, capacity = hello_of(device, host.world_size, limits, no_table)
         hellos = [DeviceHello(**row) for row in link.gather(mine)]
@@ -123,7 +123,7 @@ class DeviceGroup:
         self._limits = limits
         if self._regions is not None and learn_gpu_keys(device):
             about = self._core.side(), device, self._journal.core, limits.timeout_s
-            self.known = _C.GpuCalls(*about)
+            self.known = _C.GpuCalls(*about, self.side_stream, self.terms.num_channels)
         self._streams = BlockStreams(self.known)
         self._told: dict[int, int] = {}  # the late ranks that were logged, and their calls
         self._core.report_after(limits.report_s)
@@ -159,11 +159,11 @@ class DeviceGroup:
     ) -> Started | None:
         """Start something in the arrays' stream, or beside it."""
         with in_their_stream(arrays, self.device):
-            stream = self._side if async_op else torch.cuda.current_stream(self.device)
+            stream = self.side_stream if async_op else torch.cuda.current_stream(self.device)
             for array in arrays:
                 self._streams.use(array.ptr, stream)
             if async_op:
-                return beside(self._side, self.device, body, arrays)
+                return beside(self.side_stream, self.device, body, arrays)
             body(stream)
             return None
 

@@ -19,6 +19,7 @@ from fastcoll.calls.transfer_work import GpuTransferWork
 from fastcoll.calls.transfers import Transfer
 from fastcoll.calls.work import Work, limit_of_wait
 from fastcoll.errors import CollectiveTimeout, FastcollError
+from fastcoll.native import _C
 
 _POLL_S = 0.0002
 
@@ -30,6 +31,12 @@ class DeviceSide(Protocol):
 
     def check(self) -> None:
         """Raise the error that broke the group, if one has."""
+
+
+class KnownSide(DeviceSide, Protocol):
+    """One whose calls C++ starts, asynchronous ones in that stream."""
+
+    side_stream: torch.cuda.Stream
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,45 @@ def beside(
     return Started(event, side, stream_of(arrays, device), theirs)
 
 
+def await_completion(
+    side: DeviceSide, is_completed: Callable[[], bool], timeout: float | timedelta | None
+) -> None:
+    """Let the program wait for a call, if there is a limit.
+
+    Raises:
+        FastcollError: The error that broke the group.
+        CollectiveTimeout: `timeout` ran out.
+    """
+    limit_s = limit_of_wait(timeout)
+    end = time.monotonic() + (limit_s or 0)
+    while limit_s and not is_completed():
+        if time.monotonic() > end:
+            raise CollectiveTimeout(f"the call is not complete after {limit_s:g} s; it goes on")
+        side.check()
+        time.sleep(_POLL_S)
+
+
+def error_of(side: DeviceSide) -> FastcollError | None:
+    """Return the error that broke the group; None if none has."""
+    try:
+        side.check()
+    except FastcollError as error:
+        return error
+    return None
+
+
+def future_of(
+    side: DeviceSide, stream: torch.cuda.Stream, outputs: list[Array]
+) -> torch.futures.Future[Any]:
+    """Return a future of a call in that stream; its callbacks run in streams that wait."""
+    future: torch.futures.Future[Any] = torch.futures.Future(
+        devices=[torch.device("cuda", side.device)]
+    )
+    with torch.cuda.stream(stream):
+        future.set_result(outputs)
+    return future
+
+
 class DeviceWork(Work):
     """A call that was started on a GPU with `async_op=True`.
 
@@ -100,13 +146,7 @@ class DeviceWork(Work):
             FastcollError: The error that broke the group, if that is known already.
             CollectiveTimeout: `timeout` ran out; the call goes on.
         """
-        limit_s = limit_of_wait(timeout)
-        end = time.monotonic() + (limit_s or 0)
-        while limit_s and not self.is_completed():
-            if time.monotonic() > end:
-                raise CollectiveTimeout(f"the call is not complete after {limit_s:g} s; it goes on")
-            self._group.check()
-            time.sleep(_POLL_S)
+        await_completion(self._group, self.is_completed, timeout)
         torch.cuda.current_stream(self._group.device).wait_event(self._event)
         if self._started.behind is not None:
             self._started.behind.wait_event(self._event)
@@ -119,23 +159,58 @@ class DeviceWork(Work):
 
     def exception(self) -> Exception | None:
         """Return the error that broke the group; None while the call runs or if it went well."""
-        if not self.is_completed():
-            return None
-        try:
-            self._group.check()
-        except FastcollError as error:
-            return error
-        return None
+        return error_of(self._group) if self.is_completed() else None
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the list of outputs; its callbacks run in streams that wait."""
         with self._lock:
             if self._future is None:
-                device = torch.device("cuda", self._group.device)
-                self._future = torch.futures.Future(devices=[device])
-                with torch.cuda.stream(self._stream):
-                    self._future.set_result(self._outputs)
+                self._future = future_of(self._group, self._stream, self._outputs)
             return self._future
+
+
+class KnownWork(_C.GpuWork, Work):
+    """A call that C++ started on a GPU with `async_op=True`; as `DeviceWork`."""
+
+    __slots__ = ("__weakref__", "_future")
+    _future: torch.futures.Future[Any]
+
+    @property
+    def _side(self) -> KnownSide:
+        side: KnownSide = self._group.device_group  # type: ignore[attr-defined]
+        return side
+
+    def _check(self) -> None:
+        self._side.check()
+
+    def _wait(self, timeout: float | timedelta | None = None) -> bool:
+        await_completion(self._side, self.is_completed, timeout)
+        return self.wait()
+
+    def exception(self) -> Exception | None:
+        """See `DeviceWork.exception`."""
+        return error_of(self._side) if self.is_completed() else None
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """See `DeviceWork.get_future`."""
+        with _lock:
+            if not hasattr(self, "_future"):
+                self._future = future_of(self._side, self._side.side_stream, self._outputs)
+            return self._future
+
+
+class KnownTransferWork(KnownWork, GpuTransferWork):
+    """A send or a receive that C++ started on a GPU."""
+
+    __slots__ = ()
+
+    def source_rank(self) -> int:
+        """See `DeviceTransferWork.source_rank`."""
+        return self._peer
+
+
+_lock = threading.Lock()  # of the futures of known works
+_C.set_gpu_works(KnownWork, KnownTransferWork)
 
 
 class DeviceTransferWork(DeviceWork, GpuTransferWork):
