@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """NumPy arrays as arguments: of every dtype NumPy has, of any layout, mixed with tensors."""
 
+import warnings
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import pytest
 import torch
 
 import fastcoll
@@ -66,4 +69,43 @@ def test_layouts(pools: Pools) -> None:
             "no dimension": 1,
             "read-only input": total,
             "array in, tensor out": total,
+        }
+
+
+SMALL_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+def lists_of_arrays(rank: Rank, dtype: str) -> dict[str, list[list[float]]]:
+    """Calls with an array for each rank, which lie apart; those that are only read say so."""
+    comm, world = rank.comm, rank.world_size
+
+    def given(value: float) -> np.ndarray[Any, Any]:
+        array = np.full(5, value, getattr(ml_dtypes, dtype))
+        array.setflags(write=False)
+        return array
+
+    def got() -> np.ndarray[Any, Any]:
+        return np.zeros(5, getattr(ml_dtypes, dtype))
+
+    sums, part = got(), got()
+    gathered, swapped = [got() for _ in range(world)], [got() for _ in range(world)]
+    parts = [given(rank.rank + number) for number in range(world)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fastcoll.reduce_scatter(sums, parts, group=comm)
+        fastcoll.all_gather(gathered, given(rank.rank), group=comm)
+        fastcoll.all_to_all(swapped, parts, group=comm)
+        fastcoll.scatter(part, parts if rank.rank == 0 else None, 0, group=comm)
+    results = {"sums": [sums], "gathered": gathered, "swapped": swapped, "part": [part]}
+    return {name: [one.astype(float).tolist() for one in ones] for name, ones in results.items()}
+
+
+@pytest.mark.parametrize("dtype", SMALL_FLOATS)
+def test_lists_of_arrays_that_torch_does_not_take(pools: Pools, dtype: str) -> None:
+    for me, results in enumerate(pools(2).run(lists_of_arrays, dtype)):
+        assert results == {
+            "sums": [[1.0 + 2 * me] * 5],
+            "gathered": [[0.0] * 5, [1.0] * 5],
+            "swapped": [[float(me)] * 5, [1.0 + me] * 5],
+            "part": [[float(me)] * 5],
         }

@@ -183,6 +183,16 @@ RULES = [
         ),
         ("python/fastcoll/measure/machine.py",),  # the date of a result
     ),
+    Rule(
+        "a tensor is made on a named device, as torch's default one is the program's",
+        ("python",),
+        (".py",),
+        lines_with(
+            r"\btorch\.(?:empty|zeros|ones|full|tensor|arange|as_tensor|asarray)"
+            r"\((?!\{)(?!.*\bdevice=)"
+        ),
+        ("python/fastcoll/measure/",),
+    ),
     Rule("every source names its licence", FOLDERS, CODE, without_licence),
     Rule("every FASTCOLL_ variable is declared in env.py", (".",), TEXT, undeclared_variables),
     Rule(
@@ -217,6 +227,8 @@ PLANTED = [
     ("a wall clock", "python/fastcoll/calls/work.py", "from time import sleep, time\n"),
     ("a wall clock", "csrc/cpu/wait.cpp", "clock_gettime(CLOCK_REALTIME, &time);\n"),
     ("a wall clock", "csrc/cpu/p2p.h", "auto now = std::chrono::system_clock::now();\n"),
+    ("a tensor", "python/fastcoll/nodes/small.py", "rows = torch.zeros(3, dtype=torch.uint8)\n"),
+    ("a tensor", "python/fastcoll/calls/parts.py", "tensor = torch.as_tensor(array.source)\n"),
     ("every source", "tests/unit/test_new.py", '"""No licence."""\n'),
     ("every source", "scripts/new.sh", "#!/usr/bin/env bash\necho\n"),
     ("every FASTCOLL_", "README.md", "Set FASTCOLL_" + "NO_SUCH_THING=1.\n"),
@@ -234,6 +246,7 @@ ALLOWED = [
         "python/fastcoll/calls/work.py",
         "time.monotonic()\nstart = time.perf_counter()\n",
     ),
+    ("a tensor", "python/fastcoll/nodes/small.py", 'torch.empty(3, device="cpu")\n'),
     ("every FASTCOLL_", "csrc/check.h", "#define FASTCOLL_" + "SOME_MACRO 1\n"),
     ("no path", "README.md", "see docs/home/page and https://example.org/home/page\n"),
 ]

@@ -245,7 +245,7 @@ def all_to_all_single(
     """
     comm = member_of(group, "all_to_all_single", timeout_s=timeout_s)
     if comm is None:
-        return nothing(async_op) if output is not None else (torch.empty(0), [])
+        return nothing(async_op) if output is not None else (torch.empty(0, device="cpu"), [])
     result = None
     if output is None:
         result = comm.output_for(input, input_split_sizes, output_split_sizes, async_op)

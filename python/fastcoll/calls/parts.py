@@ -5,10 +5,12 @@ Decides how lists and split sizes become parts, and which facts of them all rank
 Must not know how a plan is chosen, nor queues.
 """
 
+import ctypes
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import cast
 
 import numpy as np
 import torch
@@ -94,14 +96,16 @@ class Side:
         apart = any(first[1] != second[0] for first, second in pairwise(ends))
         if not apart and all(array.dense for array in self.views):
             return ends[0][0], None
-        views = (one if one.factor is None else dense_copy(one, fill=fill) for one in self.views)
-        tensors = [torch.as_tensor(array.source).detach() for array in views]
         if fill:
+            plain = (
+                one if one.factor is None else dense_copy(one, fill=True) for one in self.views
+            )
             # As bytes: torch joins those of every type.
-            copy = torch.cat([_bytes_of(tensor) for tensor in tensors]).view(tensors[0].dtype)
+            copy = torch.cat([_bytes_of(array) for array in plain])
         else:
-            numel = sum(tensor.numel() for tensor in tensors)
-            copy = torch.empty(numel, dtype=tensors[0].dtype, device=tensors[0].device)
+            numel = sum(array.numel for array in self.views)
+            first = cast("torch.Tensor", self.views[0].source)  # only GPUs get results so
+            copy = torch.empty(numel, dtype=first.dtype, device=first.device)
         return copy.data_ptr(), copy
 
     def take(self, copy: torch.Tensor) -> None:
@@ -117,8 +121,14 @@ class Side:
                 copy_back(array, copy)
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    dense = tensor.resolve_conj().resolve_neg().flatten().contiguous()
+def _bytes_of(array: ArrayView) -> torch.Tensor:
+    tensor = array.source
+    if isinstance(tensor, np.ndarray):  # by its address: torch knows not all of NumPy's types
+        if array.num_bytes == 0:
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
+        memory = (ctypes.c_char * array.num_bytes).from_address(array.ptr)
+        return torch.frombuffer(memory, dtype=torch.uint8)
+    dense = tensor.detach().resolve_conj().resolve_neg().flatten().contiguous()
     # One element is contiguous with any stride, which a view of its bytes may not have.
     return dense.as_strided(dense.shape, (1,)).view(torch.uint8)
 

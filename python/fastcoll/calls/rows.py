@@ -103,7 +103,7 @@ class Rows:
         summed, residual = self.tensors.get("summed"), self.tensors.get("residual")
         if summed is not None and (residual is None or summed.ptr != residual.ptr):
             return summed
-        room = torch.empty(out.shape, dtype=TORCH_DTYPES[self.dtype])
+        room = torch.empty(out.shape, dtype=TORCH_DTYPES[self.dtype], device="cpu")
         return view(room, "the result before it is quantised")
 
     def run(self, plain: ArrayView, out: ArrayView) -> None:

@@ -6,6 +6,7 @@ Decides the checks of arguments. Must not know how or where a transfer is carrie
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -100,7 +101,8 @@ def to_itself(transfers: Sequence[Transfer]) -> list[tuple[torch.Tensor, torch.T
             raise UsageError(
                 f"this rank sends itself (tag, dtype, elements) {sides[0]}, but expects {sides[1]}"
             )
-        source, target = (torch.as_tensor(one.array.source) for one in (given, taken))
+        # Arrays on a GPU are tensors.
+        source, target = (cast("torch.Tensor", one.array.source) for one in (given, taken))
         pairs.append((source.detach(), target.detach()))
     return pairs
 

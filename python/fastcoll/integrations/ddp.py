@@ -102,9 +102,9 @@ class CompressedGradients:
         if not self.feedback or isinstance(communicator_of(self.group), Communicator):
             return None
         parameters = bucket.parameters()
-        known, errors = self._errors.get(bucket.index(), ([], torch.empty(0)))
+        known, errors = self._errors.get(bucket.index(), ([], torch.empty(0, device="cpu")))
         if errors.numel() != numel or [*map(id, known)] != [*map(id, parameters)]:
-            errors = torch.zeros(numel, dtype=torch.float32)
+            errors = torch.zeros(numel, dtype=torch.float32, device="cpu")
             self._errors[bucket.index()] = parameters, errors
         return errors
 

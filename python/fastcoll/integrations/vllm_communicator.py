@@ -94,7 +94,7 @@ class FastcollCommunicator(CpuCommunicator):  # type: ignore[misc]
         found, keys = received
         for key in keys:
             shape, dtype = found[key]
-            found[key] = torch.empty(shape, dtype=dtype)
+            found[key] = torch.empty(shape, dtype=dtype, device="cpu")
         for work in [self._comm.irecv(found[key], src) for key in keys if found[key].numel()]:
             work.wait()
         return dict(found)

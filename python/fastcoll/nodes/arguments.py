@@ -35,7 +35,7 @@ from fastcoll.types import (
 )
 
 GatherWords = Callable[[list[int]], list[list[int]]]
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class Arguments:
@@ -176,8 +176,9 @@ def gather_in_call(lanes: Lanes, words: list[int]) -> list[list[int]]:
 
     A call of its own would queue up behind the one that waits for it.
     """
-    rows = torch.empty(len(lanes.node_map.places), len(words), dtype=torch.int64)
-    mine = torch.tensor(words, dtype=torch.int64)
+    shape = (len(lanes.node_map.places), len(words))
+    rows = torch.empty(shape, dtype=torch.int64, device="cpu")
+    mine = torch.tensor(words, dtype=torch.int64, device="cpu")
     moves.gather(lanes, as_bytes(mine), [as_bytes(row) for row in rows])
     result: list[list[int]] = rows.tolist()
     return result

@@ -23,7 +23,7 @@ def tensor_at(address: int, dtype: DType, numel: int, device: int = -1) -> torch
     if device >= 0:
         return bytes_at(address, numel * ITEMSIZE[dtype], device).view(TORCH_DTYPES[dtype])
     if numel == 0:
-        return torch.empty(0, dtype=TORCH_DTYPES[dtype])
+        return torch.empty(0, dtype=TORCH_DTYPES[dtype], device="cpu")
     memory = (ctypes.c_char * (numel * ITEMSIZE[dtype])).from_address(address)
     return torch.frombuffer(memory, dtype=TORCH_DTYPES[dtype])
 
@@ -89,7 +89,7 @@ def code(
 
     `feedback` is of the same length. It is added before the coding, and becomes its error.
     """
-    coded = torch.empty(coded_bytes(wire, source.numel()), dtype=torch.uint8)
+    coded = torch.empty(coded_bytes(wire, source.numel()), dtype=torch.uint8, device="cpu")
     address = 0 if feedback is None else feedback.data_ptr()
     _C.code_array(wire, source.data_ptr(), coded.data_ptr(), address, source.numel(), divisor)
     return coded

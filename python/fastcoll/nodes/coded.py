@@ -51,14 +51,15 @@ class CodedReduction(Reduction):
         if self.feedback is None:
             return code(self.wire, partials, None, divisor)
         feedback = self.feedback[first:][: partials.numel()]
-        coded = torch.zeros(coded_bytes(self.wire, partials.numel()), dtype=torch.uint8)
+        num_bytes = coded_bytes(self.wire, partials.numel())
+        coded = torch.zeros(num_bytes, dtype=torch.uint8, device="cpu")
         some = code(self.wire, partials[: feedback.numel()], feedback, divisor)
         coded[: some.numel()] = some
         return coded
 
     def reduce(self, target: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
         """See `Reduction`; the sum is coded, as those of shards are."""
-        total = torch.empty(self.given_bytes(target.numel()), dtype=torch.uint8)
+        total = torch.empty(self.given_bytes(target.numel()), dtype=torch.uint8, device="cpu")
         add_coded(self.wire, rows, total, target.numel(), coded_again=True)
         self.take(target, total)
 
@@ -69,7 +70,7 @@ class CodedReduction(Reduction):
     def total(self, rows: Sequence[torch.Tensor], numel: int, result: torch.Tensor) -> torch.Tensor:
         """See `Reduction`."""
         del result
-        coded = torch.zeros(self.given_bytes(numel), dtype=torch.uint8)
+        coded = torch.zeros(self.given_bytes(numel), dtype=torch.uint8, device="cpu")
         whole_bytes = self.given_bytes(WIRE_BLOCK)
         present = rows[0].numel() // whole_bytes * WIRE_BLOCK
         add_coded(self.wire, rows, coded, present, coded_again=True)
@@ -82,6 +83,6 @@ class CodedReduction(Reduction):
     def _round(self, target: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
         """Add coded arrays and round their sum, once; a NaN becomes the canonical one."""
         is_wide = target.dtype == torch.float32
-        wide = target if is_wide else torch.empty(target.numel(), dtype=torch.float32)
+        wide = target if is_wide else torch.empty(target.numel(), dtype=torch.float32, device="cpu")
         add_coded(self.wire, rows, wide, target.numel(), coded_again=False)
         round_to(target, wide, self.dtype)

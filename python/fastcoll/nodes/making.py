@@ -138,7 +138,7 @@ class _Making:
         A rank that has its group may leave at once. Without this wait it would break the connection
         of a rank whose thread has yet to notice that it is connected.
         """
-        nothing = torch.zeros(1, dtype=torch.uint8)
+        nothing = torch.zeros(1, dtype=torch.uint8, device="cpu")
         greeting = made.all_gather(nothing.new_empty(self.seat.node_map.num_nodes), nothing)
 
         has_said = False

@@ -97,7 +97,7 @@ class Reduction:
         if self.op is not Op.AVG and self.partial is self.dtype:
             reduce_into(target, typed, self.partial, self.op)
             return
-        total = torch.empty(target.numel(), dtype=dtype)
+        total = torch.empty(target.numel(), dtype=dtype, device="cpu")
         reduce_into(total, typed, self.partial, self.op)
         finish(target, total, self.dtype, self.op, self.world_size)
 

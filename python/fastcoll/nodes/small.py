@@ -26,12 +26,13 @@ def reduce(
     """Reduce within the node, then over the nodes on each leader, which tells the node."""
     size = how.padded(header.numel)
     numel = len(given) * size
-    partials = torch.zeros(numel, dtype=TORCH_DTYPES[how.partial])
+    partials = torch.zeros(numel, dtype=TORCH_DTYPES[how.partial], device="cpu")
     for place, part in zip(split(partials, max(size, 1)), given, strict=False):
         how.widen(place[: header.numel], part)
     partials = lanes.node_reduce(partials, partial_op(how.op), how.numerics)
     # A byte more: no rank goes on before the leader has seen that all nodes make this call.
-    told = torch.zeros(numel * TORCH_DTYPES[how.dtype].itemsize + 1, dtype=torch.uint8)
+    told_bytes = numel * TORCH_DTYPES[how.dtype].itemsize + 1
+    told = torch.zeros(told_bytes, dtype=torch.uint8, device="cpu")
     result = told[:-1].view(TORCH_DTYPES[how.dtype])
     if lanes.is_leader:
         mine = as_bytes(how.give(partials))
@@ -52,11 +53,12 @@ def move(
     """Bring every rank's input to every rank, which takes its part."""
     world_size = len(lanes.node_map.places)
     size = header.given_bytes(world_size)
-    mine = torch.zeros(size, dtype=torch.uint8)
+    mine = torch.zeros(size, dtype=torch.uint8, device="cpu")
     if given:
         torch.cat([as_bytes(part) for part in given], out=mine)
     rows = lanes.node_all_gather(mine) if size else mine
-    everything = torch.zeros(lanes.num_nodes, lanes.num_lanes * size + 1, dtype=torch.uint8)
+    shape = (lanes.num_nodes, lanes.num_lanes * size + 1)
+    everything = torch.zeros(shape, dtype=torch.uint8, device="cpu")
     if lanes.is_leader:
         nodes = lanes.node_map.nodes
         packets = trade(lanes, header, rows[: len(nodes[lanes.node]) * size])

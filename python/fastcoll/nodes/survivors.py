@@ -89,7 +89,7 @@ def agree(
     """
     left = [row[0] for row in node_group.gather_words([rank])]
     node, _ = node_map.places[rank]
-    told = torch.zeros(len(node_map.places) + _NONCE_BYTES, dtype=torch.uint8)
+    told = torch.zeros(len(node_map.places) + _NONCE_BYTES, dtype=torch.uint8, device="cpu")
     if rank == left[0]:
         try:
             found = _Nodes(board, node_map, lost, limit_s).decide(node, left)

@@ -101,7 +101,7 @@ class GlooCarrier(TorchCarrier):
         is such a use, beside all collectives: it costs 64 bytes here and 20 there.
         """
         try:
-            self._group.send([torch.zeros(1, dtype=torch.uint8)], node, _NOBODYS_TAG)
+            self._group.send([torch.zeros(1, dtype=torch.uint8, device="cpu")], node, _NOBODYS_TAG)
         except RuntimeError:
             return True
         return False

@@ -46,7 +46,7 @@ from fastcoll.nodes.reductions import Reduction
 from fastcoll.nodes.verdict.watch import Watch
 from fastcoll.types import COUNTED, ITEMSIZE, TORCH_DTYPES, DType, Op, Wire
 
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 _POLL_S = 0.001
 # Of a message, over all lanes. The host starts a segment in a fraction of a millisecond. The links
 # of a node carry as much in that time. Not measured.

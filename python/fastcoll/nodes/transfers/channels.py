@@ -238,7 +238,8 @@ class Channel(InOrder):
         """Send a message, or receive one when it is this receive's turn, here and now."""
         array = transfer.array
         payload = payload or HostPayload(transfer)
-        header = torch.tensor([array.dtype, array.numel, payload.piece_bytes], dtype=torch.int64)
+        words = [array.dtype, array.numel, payload.piece_bytes]
+        header = torch.tensor(words, dtype=torch.int64, device="cpu")
         try:
             self._check()
             if transfer.sends:
@@ -290,7 +291,7 @@ class Channel(InOrder):
         """Return the header of the next message, which may still be coming."""
         carrier = self._made(deadline)
         if self._header is None:
-            header = torch.zeros(3, dtype=torch.int64)
+            header = torch.zeros(3, dtype=torch.int64, device="cpu")
             self._header = header, carrier.broadcast(header, 0)
         return self._header
 

@@ -209,7 +209,8 @@ class GpuPayload:
 
 def copy_on_host(transfer: Transfer) -> Transfer:
     """Return the same transfer of memory on the CPU, which has yet to be filled."""
-    tensor = torch.empty(transfer.array.shape, dtype=TORCH_DTYPES[transfer.array.dtype])
+    shape, dtype = transfer.array.shape, TORCH_DTYPES[transfer.array.dtype]
+    tensor = torch.empty(shape, dtype=dtype, device="cpu")
     return replace(transfer, array=view(tensor, "copy"))
 
 
@@ -243,7 +244,7 @@ def _stream(device: int, sends: bool) -> torch.cuda.Stream:
 
 def _pinned(num_bytes: int) -> torch.Tensor:
     """Return memory that copy engines reach; torch keeps it for the next request."""
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
