@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends and receives through torch.distributed, on both kinds of its backend "fastcoll"."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,26 @@ def test_ranks_of_a_group_as_on_gloo(backend_pools: Pools, world: int) -> None:
 def test_errors_keep_their_type(backend_pools: Pools, name: str) -> None:
     rows = backend_pools(2).run(on_backend, "fastcoll", getattr(transfers, name))
     transfers.check_errors(name, rows)
+
+
+def goes_on_after(rank: Rank) -> list[float]:
+    """A batch of transfers, then a list of calls, in each of which something raises."""
+    peer, sums = 1 - rank.rank, []
+    tensor = torch.ones(4)
+    ops = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.isend, tensor, peer, tag=-1)]
+    assert attempt(dist.batch_isend_irecv, ops).kind
+    dist.recv(torch.zeros(4), peer)
+    for _ in range(2):
+        dist.all_reduce(total := torch.full((4,), rank.rank + 1.0))
+        sums.append(total.sum().item())
+        with contextlib.suppress(ZeroDivisionError), dist._coalescing_manager():
+            dist.all_reduce(torch.ones(4))
+            raise ZeroDivisionError
+    return sums
+
+
+def test_calls_after_a_batch_that_failed(backend_pools: Pools) -> None:
+    assert backend_pools(2).run(on_backend, "fastcoll", goes_on_after) == [[12.0, 12.0]] * 2
 
 
 # ---- the compiled backend alone ------------------------------------------------------------------
@@ -81,7 +102,7 @@ def batch_fails(rank: Rank) -> list[Any]:
     assert seen.kind == "UsageError", seen
     assert seen.seconds < LATE_S
     dist.recv(tensor, peer)
-    dist.broadcast(total, 0)  # torch itself loses an all_reduce after such a batch
+    dist.broadcast(total, 0)
     return [total.tolist(), group._end_coalescing(cpu).result()]
 
 

@@ -20,6 +20,8 @@ the same order, as a collective allocation needs. Ranks then reduce in place: no
 takes CPU time from the backward pass.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
@@ -195,6 +197,7 @@ def register() -> None:
         _replace_ddp_hook_in_cpp()
         _hear_new_limits()
         _take_shrunk_groups()
+        _end_batches_that_fail()
         fastcoll_autoload.autoload()  # where torch is told to load nothing
     _name_in_logs_of_ddp()
 
@@ -273,6 +276,30 @@ def _take_shrunk_groups() -> None:
         return group
 
     setattr(dist.distributed_c10d, "_create_shrunk_process_group", create)  # noqa: B010
+
+
+def _end_batches_that_fail() -> None:
+    """Let a batch end in which a call raises: torch leaves it open, and later calls do nothing.
+
+    Gloo has no batches of sends and receives, so its programs go on after such an error.
+    """
+    c10d: Any = dist.distributed_c10d
+    torchs = c10d._coalescing_manager
+
+    @contextmanager
+    @wraps(torchs)
+    def coalescing_manager(
+        group: ProcessGroup | None = None, *args: Any, **kwargs: Any
+    ) -> Iterator[Any]:
+        with torchs(group, *args, **kwargs) as batch:
+            try:
+                yield batch
+            except BaseException:
+                c10d._world.pg_coalesce_state.pop(group or dist.group.WORLD, None)
+                raise
+
+    setattr(dist, "_coalescing_manager", coalescing_manager)  # noqa: B010
+    c10d._coalescing_manager = coalescing_manager
 
 
 def _name_in_logs_of_ddp() -> None:
