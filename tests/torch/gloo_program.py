@@ -103,8 +103,9 @@ def transfers(me: int) -> list[Any]:
         dist.P2POp(dist.isend, torch.full((5,), me + 1.0), 1 - me),
         dist.P2POp(dist.irecv, got, 1 - me),
     ]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
+    sent, received = dist.batch_isend_irecv(ops)  # a Work for each
+    received.wait()
+    sent.wait()
     return [got]
 
 

@@ -31,7 +31,8 @@ class FastcollBackend final : public Runner {
   using Runner::Runner;
 
   const std::string getBackendName() const override { return "fastcoll"; }
-  bool supportsCoalescing() const override { return true; }
+  // With it torch gives one Work for a batch of transfers; programs for Gloo wait for several.
+  bool supportsCoalescing() const override { return !stands_in_; }
   void setSequenceNumberForGroup() override {}  // a communicator counts its calls itself
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
 

@@ -296,10 +296,10 @@ class Runner : public c10d::Backend {
   FastcollGroup* const core_;
   std::atomic<uint64_t> sequence_{0};
   std::atomic<bool> is_coalescing_{false}, python_coalesces_{false};
+  bool stands_in_ = false;  // for Gloo
 
  private:
   bool traces_ = false;
-  bool stands_in_ = false;  // for Gloo
   std::mutex batch_mutex_;
   std::vector<WorkPtr> batch_;  // since startCoalescing
   KnownPlans plans_{core_};
