@@ -2,9 +2,10 @@
 // Steps of a rank on whole rows of its result: add a residual, normalise by the root mean square,
 // scale, quantise. They run behind the plain call, so no algorithm, plan or peer knows of them.
 //
-// Each step reads the stored result of the step before, rounded to the dtype. Squares are rounded
-// to a grid on which every sum of a row is exact: no order, width or compiler can change it. The
-// arithmetic is defined in docs/numerics.md and compiled once per SIMD level (cpu/rows.inc).
+// Each step reads the stored result of the step before, rounded to the dtype. Only `wide_sum`
+// leaves out a rounding: of the sum that the norm reads. Squares are rounded to a grid on which
+// every sum of a row is exact: no order, width or compiler can change it. The arithmetic is defined
+// in docs/numerics.md and compiled once per SIMD level (cpu/rows.inc).
 #pragma once
 
 #include <cstddef>
@@ -25,6 +26,7 @@ struct RowCall {
   float epsilon, offset;
   DType dtype, weight_dtype, out_dtype;
   bool rounds_first;  ///< to the dtype, before the weight
+  bool wide_sum;      ///< the norm reads the sum with the residual before it is rounded
 };
 
 using RowFn = void (*)(const RowCall&);

@@ -30,7 +30,8 @@ void bind_array_arithmetic(py::module_& module) {
   module.def(
       "run_rows",
       [](std::array<int, 3> dtypes, std::array<uintptr_t, 6> addresses,
-         std::pair<size_t, size_t> shape, float epsilon, float offset, bool rounds_first) {
+         std::pair<size_t, size_t> shape, float epsilon, float offset,
+         std::pair<bool, bool> flags) {
         for (const int dtype : dtypes)
           if (dtype < 0 || dtype >= kNumDTypes)
             throw Failure(ErrorKind::usage, "run_rows: a code out of range");
@@ -49,10 +50,11 @@ void bind_array_arithmetic(py::module_& module) {
              .dtype = DType(dtypes[0]),
              .weight_dtype = DType(dtypes[1]),
              .out_dtype = DType(dtypes[2]),
-             .rounds_first = rounds_first});
+             .rounds_first = flags.first,
+             .wide_sum = flags.second});
       },
       py::arg("dtypes"), py::arg("addresses"), py::arg("shape"), py::arg("eps"), py::arg("offset"),
-      py::arg("rounds_first"), without_gil);
+      py::arg("flags"), without_gil);
   module.def("finish_array", &finish_array, py::arg("dtype"), py::arg("op"), py::arg("source"),
              py::arg("target"), py::arg("numel"), py::arg("world_size"), without_gil);
   module.def("code_array", &code_array, py::arg("wire"), py::arg("source"), py::arg("coded"),

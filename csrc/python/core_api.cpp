@@ -115,7 +115,7 @@ bool read_rows(const FastcollRowsCall* call, FastcollRows* rows) {
   if (!check.start(false) || !check.add_summed(summed)) return false;
   if (call->residual && !check.add_residual(view_of(*call->residual), false)) return false;
   if (call->weight && !check.add_weight(view_of(*call->weight))) return false;
-  if (!check.finish(call->epsilon, call->offset, call->rounds_first)) return false;
+  if (!check.finish(call->epsilon, call->offset, call->rounds_first, call->wide_sum)) return false;
   std::memcpy(rows->bytes, &found, sizeof found);
   return true;
 }

@@ -72,10 +72,11 @@ class RowCheck {
     return true;
   }
 
-  bool finish(double epsilon, double offset, bool rounds_first) {
+  bool finish(double epsilon, double offset, bool rounds_first, bool wide_sum) {
     rows_.epsilon = float(epsilon);
     rows_.offset = float(offset);
     rows_.rounds_first = rounds_first;
+    rows_.wide_sum = wide_sum;
     return (rows_.scales || out_.dtype == input_.dtype) && apart({extents_.data(), num_extents_});
   }
 

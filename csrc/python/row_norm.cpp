@@ -19,13 +19,13 @@ struct RowNorm {
   PyObject ob_base;
   PyObject *weight, *residual, *summed, *scales;  // None: left out
   double epsilon, offset;
-  char rounds_first;
+  char rounds_first, wide_sum;
 };
 
-constexpr size_t kNumArgs = 7, kNumPositional = 2;
+constexpr size_t kNumArgs = 8, kNumPositional = 2;
 constexpr const char* kNames[kNumArgs] = {"weight", "eps",          "residual", "summed",
-                                          "offset", "rounds_first", "scales"};
-enum Arg { kWeight, kEps, kResidual, kSummed, kOffset, kRoundsFirst, kScales };
+                                          "offset", "rounds_first", "wide_sum", "scales"};
+enum Arg { kWeight, kEps, kResidual, kSummed, kOffset, kRoundsFirst, kWideSum, kScales };
 
 std::array<PyObject*, kNumArgs> names{};  // interned
 PyTypeObject* heir = nullptr;
@@ -82,6 +82,8 @@ PyObject* make(PyObject* type, PyObject* const* args, size_t flagged_num, PyObje
   }
   const int rounds_first = sorted[kRoundsFirst] ? PyObject_IsTrue(sorted[kRoundsFirst]) : 0;
   if (rounds_first < 0) return nullptr;
+  const int wide_sum = sorted[kWideSum] ? PyObject_IsTrue(sorted[kWideSum]) : 0;
+  if (wide_sum < 0) return nullptr;
   auto* made = reinterpret_cast<PyTypeObject*>(type);
   PyObject* object = made->tp_alloc(made, 0);
   if (!object) return nullptr;
@@ -94,6 +96,7 @@ PyObject* make(PyObject* type, PyObject* const* args, size_t flagged_num, PyObje
   norm.epsilon = epsilon;
   norm.offset = offset;
   norm.rounds_first = char(rounds_first);
+  norm.wide_sum = char(wide_sum);
   return object;
 }
 
@@ -129,6 +132,7 @@ PyMemberDef members[] = {
     {"summed", T_OBJECT, offsetof(RowNorm, summed), READONLY, nullptr},
     {"offset", T_DOUBLE, offsetof(RowNorm, offset), READONLY, nullptr},
     {"rounds_first", T_BOOL, offsetof(RowNorm, rounds_first), READONLY, nullptr},
+    {"wide_sum", T_BOOL, offsetof(RowNorm, wide_sum), READONLY, nullptr},
     {"scales", T_OBJECT, offsetof(RowNorm, scales), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
@@ -188,7 +192,7 @@ Prepared prepare_rows(FastVerb verb, const ProcessGroup& group, const Args& args
   const bool is_in_place = out->dtype == input->dtype && out->ptr == input->ptr + own_part;
   RowCheck check(rows, *input, *out);
   if (!check.start(is_in_place) || !read_tensors(norm, check) ||
-      !check.finish(norm.epsilon, norm.offset, norm.rounds_first != 0))
+      !check.finish(norm.epsilon, norm.offset, norm.rounds_first != 0, norm.wide_sum != 0))
     return {};
 
   // Codes have no room for the plain result; the sums have, unless the residual lies there.

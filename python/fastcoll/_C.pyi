@@ -105,6 +105,8 @@ class RowNorm:
     @property
     def rounds_first(self) -> bool: ...
     @property
+    def wide_sum(self) -> bool: ...
+    @property
     def scales(self) -> Any: ...
 
 class GpuJournal:
@@ -222,7 +224,7 @@ def run_rows(
     shape: tuple[int, int],
     eps: float,
     offset: float,
-    rounds_first: bool,
+    flags: tuple[bool, bool],
 ) -> None: ...
 def code_array(
     wire: int, source: int, coded: int, feedback: int, numel: int, divisor: int

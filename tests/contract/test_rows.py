@@ -62,7 +62,7 @@ def test_the_generator_covers_every_option() -> None:
         assert {(one.call.dtype, one.columns) for one in mine} == {
             (dtype, columns) for dtype in ROW_DTYPES for columns in COLUMNS
         }
-        for option in ("sums", "way", "in_place", "rounds_first"):
+        for option in ("sums", "way", "in_place", "rounds_first", "wide_sum"):
             assert len({getattr(one, option) for one in mine}) >= 2, option
         assert {one.kind for one in mine} == {*KINDS}
         assert {one.out for one in mine} == {*ROW_DTYPES, "int8", "float8_e4m3fn"}
@@ -83,6 +83,14 @@ def test_an_addition_without_its_rounding_is_seen() -> None:
     plain, residual = (words("bfloat16", (64, 512), seed) for seed in (1, 2))
     _, right = row_oracle.rms_norm(plain, "bfloat16", Norm(), residual)
     assert (add_unrounded(plain, residual, "bfloat16") != right).mean() > 0.05
+
+
+def test_a_norm_of_the_rounded_sum_is_seen() -> None:
+    plain, residual = (words("bfloat16", (64, 512), seed) for seed in (1, 2))
+    summed, right = row_oracle.rms_norm(plain, "bfloat16", Norm(wide_sum=True), residual)
+    assert (add_unrounded(plain, residual, "bfloat16") == right).all()
+    rounded, wrong = row_oracle.rms_norm(plain, "bfloat16", Norm(), residual)
+    assert (rounded == summed).all() and (wrong != right).mean() > 0.05
 
 
 def test_an_order_of_the_squares_is_seen() -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder of two tensor-parallel layers, with the norms that programs write.
 
-Decides the text of each norm: torch's function, and the modules of Hugging Face's Llama and Gemma
-as transformers writes their arithmetic. Each has what the operator is told for it. The sum over
-the ranks is the program's.
+Decides the text of each norm: torch's function, the modules of Hugging Face's Llama and Gemma as
+transformers writes their arithmetic, and vLLM's, which reads the sum before its rounding. Each has
+what the operator is told for it. The sum over the ranks is the program's.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,7 @@ class TorchNorm(nn.Module):
     """torch.nn.functional.rms_norm."""
 
     rounds_first = False
+    wide_sum = False
     offset = 0.0
     is_weighted = True
 
@@ -30,6 +31,10 @@ class TorchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+    def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        summed = residual + x
+        return self(summed), summed
 
 
 class LlamaNorm(TorchNorm):
@@ -63,11 +68,23 @@ class UnweightedNorm(TorchNorm):
         return nn.functional.rms_norm(x, (x.shape[-1],), None, self.eps)
 
 
+class VllmNorm(LlamaNorm):
+    """vLLM's: of the sum as it is in float32."""
+
+    wide_sum = True
+
+    def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        wide = x.to(torch.float32) + residual.to(torch.float32)
+        normed = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + self.eps)
+        return normed.to(self.weight.dtype) * self.weight, wide.to(x.dtype)
+
+
 NORMS: dict[str, type[TorchNorm]] = {
     "torch": TorchNorm,
     "llama": LlamaNorm,
     "gemma": GemmaNorm,
     "unweighted": UnweightedNorm,
+    "vllm": VllmNorm,
 }
 
 
@@ -82,8 +99,7 @@ class Layer(nn.Module):
 
     def forward(self, normed: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         for project, norm in zip(self.projections, self.norms, strict=True):
-            residual = residual + self.total(project(normed))
-            normed = norm(residual)
+            normed, residual = norm.add_and_norm(self.total(project(normed)), residual)
         return normed, residual
 
 
@@ -115,5 +131,6 @@ def decode_by_operator(model: Decoder, x: Tensor) -> tuple[Tensor, Tensor]:
                 norm.eps,
                 offset=norm.offset,
                 rounds_first=norm.rounds_first,
+                wide_sum=norm.wide_sum,
             )
     return normed, residual

@@ -55,6 +55,7 @@ class RowCall:
     eps: float = 1e-6
     offset: float = 0.0
     rounds_first: bool = False
+    wide_sum: bool = False
     way: str = ""
 
     @property
@@ -71,7 +72,8 @@ class RowCall:
 
     def norm(self) -> Norm:
         weight = words(self.weight, (self.columns,), self.call.seed) if self.weight else None
-        return Norm(self.eps, self.offset, self.rounds_first, weight, self.weight or "float32")
+        flags = self.rounds_first, self.wide_sum
+        return Norm(self.eps, self.offset, *flags, weight, self.weight or "float32")
 
     def residual(self, rank: int) -> Bits | None:
         """Return this rank's residual: another one on each rank, as rows are local."""
@@ -121,6 +123,7 @@ def draw(site: Site, verb: str, most_numel: int = 1 << 17) -> Iterator[RowCall]:
                 str(random.choice(CODE_DTYPES)) if is_coded else dtype,
                 float(random.choice([1e-6, 1e-5, 0.0])),
                 float(random.choice([0.0, 0.0, 1.0])),
+                bool(random.integers(2)),
                 bool(random.integers(2)),
                 way,
             )
@@ -204,6 +207,7 @@ def _perform(rank: Rank, one: RowCall) -> Found:
         summed=summed,
         offset=one.offset,
         rounds_first=one.rounds_first,
+        wide_sum=one.wide_sum,
         scales=scales,
     )
     verb = VERBS[name] if one.way == "python" else getattr(fastcoll, name)

@@ -26,6 +26,7 @@ class Norm:
     eps: float = 1e-6
     offset: float = 0.0
     rounds_first: bool = False
+    wide_sum: bool = False
     weight: Bits | None = None
     weight_dtype: str = "float32"
 
@@ -95,6 +96,9 @@ def rms_norm(x: Bits, dtype: str, norm: Norm, residual: Bits | None = None) -> t
     if rows.size == 0:
         return rows, rows.copy()
     values = np.asarray(decode(rows, dtype), np.float32)
+    if norm.wide_sum and residual is not None:
+        with np.errstate(all="ignore"):
+            values = np.asarray(decode(x, dtype) + decode(residual, dtype), np.float32)
     one, factors = np.float32(1), norm.factors(x.shape[1])
     with np.errstate(all="ignore"):
         means = np.array([mean_of_squares(row) for row in values], np.float32)

@@ -5,6 +5,7 @@ Fused, a program has the bits of its uncompiled text with the operator written i
 with another weight, another offset or other roundings is seen.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,7 +67,13 @@ def decode_wrongly(rank: Rank, bug: str) -> list[str]:
     from fastcoll.integrations import norm_chains
 
     weighted, offset = norm_chains._weighted, norm_chains._without_offset
-    kept = {"_weighted": weighted, "_without_offset": offset}
+    wide = norm_chains._wide_chain
+
+    def narrow(plain: Any, dtype: Any) -> Any:
+        chain = wide(plain, dtype)
+        return chain and replace(chain, norm=replace(chain.norm, wide_sum=False))
+
+    kept = {"_weighted": weighted, "_without_offset": offset, "_wide_chain": wide}
     bugs: dict[str, Any] = {
         "offset": ("_without_offset", lambda factor: (offset(factor)[0], 0.0)),
         "rounding": (
@@ -77,18 +84,19 @@ def decode_wrongly(rank: Rank, bug: str) -> list[str]:
             "_weighted",
             lambda steps, eps, dtype, **how: weighted(steps, eps + 0.01, dtype, **how),
         ),
+        "wide": ("_wide_chain", narrow),
     }
     name, planted = bugs[bug]
     setattr(norm_chains, name, planted)
     try:
-        norm = "gemma" if bug == "offset" else "llama"
+        norm = {"offset": "gemma", "wide": "vllm"}.get(bug, "llama")
         dtypes = (torch.float32,) if bug == "eps" else (torch.bfloat16,)
         return decode(rank, norm, "operator", dtypes)
     finally:
         setattr(norm_chains, name, kept[name])
 
 
-@pytest.mark.parametrize("bug", ["offset", "rounding", "eps"])
+@pytest.mark.parametrize("bug", ["offset", "rounding", "eps", "wide"])
 def test_a_wrong_match_is_seen(bare_pools: Any, bug: str) -> None:
     [wrong] = bare_pools(1).run(on_backend, "fastcoll", decode_wrongly, bug, deadline_s=400)
     assert any("other bits than the operator" in line for line in wrong), wrong

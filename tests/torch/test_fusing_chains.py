@@ -119,6 +119,27 @@ def strided_inputs(x: Tensor, residual: Tensor) -> Any:
     return torch.nn.functional.rms_norm(total, (NUM_ROWS,), None, 1e-6), total
 
 
+def wide_sum(x: Tensor, residual: Tensor) -> Tensor:
+    """The sum with the residual before its rounding, which vLLM's norm reads."""
+    return sum_by_operator(x.bfloat16()).float() + residual.bfloat16().float()
+
+
+@has(1)
+def unrounded(x: Tensor, residual: Tensor) -> Any:
+    """Nobody reads the sum, as behind a model's last layer."""
+    total = wide_sum(x, residual)
+    return by_hand(total, total.pow(2)).bfloat16()
+
+
+@has(2)
+def unrounded_twice(x: Tensor, residual: Tensor) -> Any:
+    """The second residual is the first sum, rounded where it is read. The weight is Gemma's."""
+    total = wide_sum(x, residual)
+    normed = (by_hand(total, total.pow(2)) * (NARROW.float() + 1.0)).bfloat16()
+    again = sum_by_operator(normed).float() + total.bfloat16().float()
+    return by_hand(again, again.pow(2)).bfloat16() * NARROW, again.bfloat16()
+
+
 # ---- no chains -----------------------------------------------------------------------------------
 
 
@@ -238,9 +259,21 @@ def wide_residual(x: Tensor, residual: Tensor) -> Any:
 
 
 @has(0)
-def unrounded(x: Tensor, residual: Tensor) -> Any:
-    """vLLM's norm reads the sum with the residual before it is rounded."""
-    total = sum_by_operator(x.bfloat16()).float() + residual.bfloat16().float()
+def read_unrounded(x: Tensor, residual: Tensor) -> Any:
+    total = wide_sum(x, residual)
+    return by_hand(total, total.pow(2)).bfloat16(), total * 2
+
+
+@has(0)
+def rounded_otherwise(x: Tensor, residual: Tensor) -> Any:
+    total = wide_sum(x, residual)
+    return by_hand(total, total.pow(2)).bfloat16(), total.half()
+
+
+@has(0)
+def residual_in_floats(x: Tensor, residual: Tensor) -> Any:
+    """The residual has digits that its dtype in a fused call has not."""
+    total = sum_by_operator(x.bfloat16()).float() + residual
     return by_hand(total, total.pow(2)).bfloat16()
 
 

@@ -54,7 +54,9 @@ def python_of_known_calls(rank: Rank, mode: str) -> tuple[bool, list[str]]:
         lambda x: torch.ops.fastcoll.all_reduce(x, total, name),
         lambda x: torch.ops.fastcoll.reduce_scatter(x, total, name),
         lambda x: torch.ops.fastcoll.all_gather(x, name),
-        lambda x: torch.ops.fastcoll.all_reduce_rms_norm(x, x, None, 7.0, 0.0, False, total, name),
+        lambda x: torch.ops.fastcoll.all_reduce_rms_norm(
+            x, x, None, 7.0, 0.0, False, False, total, name
+        ),
     ]
     entered: list[str] = []
     with MODES[mode]():
@@ -126,7 +128,7 @@ def numbers_that_name_no_reduction(rank: Rank) -> list[tuple[int, list[Attempt]]
         lambda number: torch.ops.fastcoll.all_reduce(x, number, name),
         lambda number: torch.ops.fastcoll.reduce_scatter(x, number, name),
         lambda number: torch.ops.fastcoll.all_reduce_rms_norm(
-            x, None, None, 7.0, 0.0, False, number, name
+            x, None, None, 7.0, 0.0, False, False, number, name
         ),
     ]
     for operator in operators:

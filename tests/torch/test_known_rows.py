@@ -33,7 +33,7 @@ def call(terms: Terms, name: str) -> list[Tensor]:
 
 def by_the_verb(terms: Terms) -> list[Tensor]:
     """Make the call of `fastcoll.all_reduce` that the operator stands for."""
-    x, residual, weight, eps, offset, rounds_first, op = terms
+    x, residual, weight, eps, offset, rounds_first, wide_sum, op = terms
     out, summed = torch.empty(x.shape, dtype=x.dtype), torch.empty(x.shape, dtype=x.dtype)
     norm = fastcoll.RMSNorm(
         None if weight is None else weight.contiguous(),
@@ -42,6 +42,7 @@ def by_the_verb(terms: Terms) -> list[Tensor]:
         summed=summed,
         offset=offset,
         rounds_first=rounds_first,
+        wide_sum=wide_sum,
     )
     op = dist.ReduceOp.AVG if op else dist.ReduceOp.SUM
     fastcoll.all_reduce(x.contiguous(), op, group=dist.group.WORLD, out=out, then=norm)
@@ -55,24 +56,25 @@ def plain_calls(rank: int) -> Iterator[Terms]:
     for dtype, of_weight in itertools.product(DTYPES, (None, *DTYPES)):
         x, residual, weight = given(rank, dtype)
         weight = None if of_weight is None else weight.to(of_weight)
-        yield x, residual, weight, EPS, 1.0, False, 0
-        yield x, None, weight, 0.5, 0.25, True, 1
-        yield x, x, weight, EPS, 0.0, True, 0  # one tensor twice
+        yield x, residual, weight, EPS, 1.0, False, False, 0
+        yield x, None, weight, 0.5, 0.25, True, False, 1
+        yield x, x, weight, EPS, 0.0, True, False, 0  # one tensor twice
+        yield x, residual, weight, EPS, 0.0, True, True, 0
     x, residual, weight = given(rank)
-    yield x[0], residual[0], weight, EPS, 0.0, False, 0
-    yield x[:, None], residual[:, None], weight, EPS, 0.0, False, 0
-    yield x[:0], residual[:0], weight, EPS, 0.0, False, 0
-    yield x[1:], residual[1:], weight.expand(1, COLUMNS)[0], EPS, 0.0, False, 0
+    yield x[0], residual[0], weight, EPS, 0.0, False, False, 0
+    yield x[:, None], residual[:, None], weight, EPS, 0.0, False, False, 0
+    yield x[:0], residual[:0], weight, EPS, 0.0, False, False, 0
+    yield x[1:], residual[1:], weight.expand(1, COLUMNS)[0], EPS, 0.0, False, False, 0
 
 
 def odd_calls(rank: int) -> Iterator[Terms]:
     """Calls that Python carries out, on tensors that are not plain."""
     x, residual, weight = given(rank)
     wide = torch.stack([x, residual], -1)
-    yield wide[..., 0], residual, weight, EPS, 0.0, False, 0
-    yield x, wide[..., 1], weight, EPS, 0.0, False, 0
-    yield x, residual, torch.stack([weight, weight], -1)[:, 0], EPS, 0.0, False, 0
-    yield x, torch._neg_view(-residual), weight, EPS, 0.0, False, 0
+    yield wide[..., 0], residual, weight, EPS, 0.0, False, False, 0
+    yield x, wide[..., 1], weight, EPS, 0.0, False, False, 0
+    yield x, residual, torch.stack([weight, weight], -1)[:, 0], EPS, 0.0, False, False, 0
+    yield x, torch._neg_view(-residual), weight, EPS, 0.0, False, False, 0
 
 
 def compare_bits(rank: Rank) -> tuple[list[str], list[int]]:
@@ -118,7 +120,7 @@ def test_known_calls_have_the_bits_of_the_verb(compiled_pools: Any, bare_pools: 
 def mistakes(rank: int) -> dict[str, Terms]:
     x, residual, weight = given(rank)
     double, whole = x.double(), torch.ones(ROWS, COLUMNS, dtype=torch.int32)
-    rest: Terms = EPS, 0.0, False, 0
+    rest: Terms = EPS, 0.0, False, False, 0
     return {
         "a short residual": (x, residual[:1], weight, *rest),
         "a residual of another shape": (x, residual.reshape(COLUMNS, ROWS), weight, *rest),
@@ -128,9 +130,9 @@ def mistakes(rank: int) -> dict[str, Terms]:
         "a weight of another dtype": (x, residual, weight.double(), *rest),
         "a negative eps": (x, residual, weight, -1.0, *rest[1:]),
         "an infinite eps": (x, residual, weight, float("inf"), *rest[1:]),
-        "MAX": (x, residual, weight, *rest[:3], 4),
-        "no reduction": (x, residual, weight, *rest[:3], 1 << 32),
-        "a negative reduction": (x, residual, weight, *rest[:3], -(1 << 32)),
+        "MAX": (x, residual, weight, *rest[:4], 4),
+        "no reduction": (x, residual, weight, *rest[:4], 1 << 32),
+        "a negative reduction": (x, residual, weight, *rest[:4], -(1 << 32)),
         "float64": (double, double, weight, *rest),
         "int32": (whole, None, None, *rest),
         "no rows": (torch.ones(()), None, None, *rest),
@@ -142,7 +144,7 @@ def refuse(rank: Rank) -> list[tuple[str, str, str]]:
     """Make each mistake where the sum behind it is known; then use a group that is closed."""
     group = fastcoll.new_group()
     name, seen = ops.name_of(group), []
-    right = (*given(rank.rank), EPS, 0.0, False, 0)
+    right = (*given(rank.rank), EPS, 0.0, False, False, 0)
     for what, terms in mistakes(rank.rank).items():
         if terms[6] in range(8):
             torch.ops.fastcoll.all_reduce(terms[0], terms[6], name)
@@ -175,7 +177,7 @@ def test_known_calls_have_the_errors_of_unknown_ones(compiled_pools: Any, bare_p
 def derive(rank: Rank) -> dict[str, Any]:
     """Take derivatives of a call that is known, of all tensors and of one alone."""
     name, found = ops.name_of(dist.group.WORLD), {}
-    rest: Terms = (EPS, 1.0, False, 0)
+    rest: Terms = (EPS, 1.0, False, False, 0)
 
     def run(*tensors: Tensor) -> list[Tensor]:
         return call((*tensors, *rest), name)

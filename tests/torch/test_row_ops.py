@@ -128,7 +128,7 @@ def operator_kept_to_torchs_rules(rank: Rank) -> None:
     name = ops.name_of(None)
     for needs_grad in (False, True):
         tensors = [one.requires_grad_(needs_grad) for one in given(rank.rank)]
-        terms = (EPS, 0.0, False, ops.code_of(SUM), name)
+        terms = (EPS, 0.0, False, False, ops.code_of(SUM), name)
         torch.library.opcheck(torch.ops.fastcoll.all_reduce_rms_norm.default, (*tensors, *terms))
 
 

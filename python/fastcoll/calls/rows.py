@@ -43,6 +43,8 @@ class RMSNorm(_C.RowNorm):
         summed: Where the sum with the residual goes, alike; None: into `residual`, if there is one.
         offset: Added to the weight: 1.0 for Gemma's norm.
         rounds_first: Round to the input's dtype before the weight, as Hugging Face's Llama does.
+        wide_sum: Normalise the sum with the residual as it is in float32, as vLLM does. `summed` is
+            rounded all the same.
         scales: float32 [rows]. Then `out` is int8 or float8_e4m3fn: each row is divided by its
             scale, which is stored here.
 
@@ -63,11 +65,13 @@ class RMSNorm(_C.RowNorm):
             summed: Array | None = None,
             offset: float = 0.0,
             rounds_first: bool = False,
+            wide_sum: bool = False,
             scales: Array | None = None,
         ) -> None: ...
 
     def __repr__(self) -> str:
         numbers = f"eps={self.eps:g}, offset={self.offset:g}, rounds_first={self.rounds_first}"
+        numbers += ", wide_sum=True" if self.wide_sum else ""
         shapes = (f", {name}={tuple(one.shape)}" for name, one in _tensors(self))
         return f"<fastcoll.RMSNorm {numbers}{''.join(shapes)}>"
 
@@ -124,7 +128,7 @@ class Rows:
             (prod(out.shape[:-1]), out.shape[-1]),
             norm.eps,
             norm.offset,
-            norm.rounds_first,
+            (norm.rounds_first, norm.wide_sum),
         )
 
 

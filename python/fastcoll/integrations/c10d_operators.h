@@ -190,7 +190,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 
 Tensors all_reduce_rms_norm(const at::Tensor& x, const OptionalTensor& residual,
                             const OptionalTensor& weight, double eps, double offset,
-                            bool rounds_first, int64_t op, std::string name) {
+                            bool rounds_first, bool wide_sum, int64_t op, std::string name) {
   const auto is_known = [](const OptionalTensor& tensor) { return !tensor || is_plain(*tensor); };
   if (is_plain(x) && is_known(residual) && is_known(weight))
     if (const HeldGroup group = operator_groups().hold(name)) {
@@ -206,6 +206,7 @@ Tensors all_reduce_rms_norm(const at::Tensor& x, const OptionalTensor& residual,
                                   .epsilon = eps,
                                   .offset = offset,
                                   .rounds_first = rounds_first,
+                                  .wide_sum = wide_sum,
                                   .op = op};
       FastcollRows rows;
       const auto kind = kind_of(kFastcollAllReduce, x, op, 0, x.numel());
@@ -213,7 +214,7 @@ Tensors all_reduce_rms_norm(const at::Tensor& x, const OptionalTensor& residual,
         return pair;
     }
   return operator_groups().call_python<Tensors>(names::kAllReduceRmsNorm, x, residual, weight, eps,
-                                                offset, rounds_first, op, name);
+                                                offset, rounds_first, wide_sum, op, name);
 }
 
 // ---- autograd ----

@@ -97,7 +97,7 @@ struct FastcollRowsCall {
   void *out, *summed;
   const FastcollTensor *residual, *weight;  // null: left out
   double epsilon, offset;
-  bool rounds_first;
+  bool rounds_first, wide_sum;
   int64_t op;
 };
 
@@ -142,7 +142,7 @@ struct FastcollTransferCall {
 };
 
 inline constexpr char kFastcollCoreApiName[] = "fastcoll._C.core_api";
-inline constexpr uint32_t kFastcollCoreApiVersion = 7;
+inline constexpr uint32_t kFastcollCoreApiVersion = 8;
 
 struct FastcollCoreApi {
   uint32_t version;

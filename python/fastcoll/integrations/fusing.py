@@ -22,7 +22,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx.graph import Graph
 
 from fastcoll import env
-from fastcoll.integrations import norm_chains, ops
+from fastcoll.integrations import norm_chains, ops, row_ops
 from fastcoll.text import say
 from fastcoll.types import Op
 
@@ -41,6 +41,11 @@ def install(enabled: bool) -> None:
     """Put the pass behind the compiler's others of that place, or take it out."""
     passes = [one for one in _each(config.post_grad_custom_pre_pass) if one is not FUSING]
     config.post_grad_custom_pre_pass = _joined([*passes, FUSING] if enabled else passes)
+
+
+def add_pass(passes: Any, last: CustomGraphPass) -> Any:
+    """Return a value of the compiler's setting `post_grad_custom_pre_pass`, and one more pass."""
+    return _joined([*_each(passes), last])
 
 
 def _each(passes: Any) -> list[Any]:
@@ -78,10 +83,11 @@ class FusingPass(CustomGraphPass):
 
     Attributes:
         num_fused: The chains that it has replaced.
+        num_sums: The all_reduces that it has seen.
     """
 
     def __init__(self) -> None:
-        self.num_fused = 0
+        self.num_fused = self.num_sums = 0
 
     def __call__(self, graph: Graph) -> None:
         """Replace each chain of a graph."""
@@ -90,6 +96,7 @@ class FusingPass(CustomGraphPass):
             return
         num_fused = sum(_fuse(graph, one) for one in sums)
         self.num_fused += num_fused
+        self.num_sums += len(sums)
         if env.LOG.get() == "plan" and ops.named(sums[0].group).rank == 0:
             text = f"torch.compile: a norm follows {num_fused} of {len(sums)} all_reduces, fused"
             say(text, logging.DEBUG)
@@ -105,7 +112,7 @@ class FusingPass(CustomGraphPass):
 
 
 FUSING = FusingPass()
-_FILES = (__file__, norm_chains.__file__)
+_FILES = (__file__, norm_chains.__file__, row_ops.__file__)
 
 
 # ---- the sums of a graph -------------------------------------------------------------------------
@@ -208,8 +215,9 @@ def _fuse(graph: Graph, one: _Sum) -> bool:
         normed = graph.call_function(operator.getitem, (pair, 0))
         total = graph.call_function(operator.getitem, (pair, 1))
     for old, new in ((chain.norm.out, normed), (chain.summed, total)):
-        new.meta.update(old.meta)
-        old.replace_all_uses_with(new)
+        if old is not None:
+            new.meta.update(old.meta)
+            old.replace_all_uses_with(new)
     # By hand: the compiler keeps calls of collectives, also of those that nobody reads.
     for old in reversed((one.call, one.plain, *chain.steps)):
         if not old.users:
@@ -236,9 +244,9 @@ def _put_operator(graph: Graph, one: _Sum, chain: norm_chains.Chain) -> fx.Node:
     """Put the operator in place of the sum; return the node of its pair of results."""
     norm = chain.norm
     x = one.call.args[2 if one.effects else 0]
-    numbers = (norm.eps, norm.offset, norm.rounds_first, one.op, one.group)
+    numbers = (norm.eps, norm.offset, norm.rounds_first, norm.wide_sum, one.op, one.group)
     terms = (x, chain.residual, norm.weight, *numbers)
-    values = [norm.out.meta["val"], chain.summed.meta["val"]]
+    values = [*chain.results]
     with graph.inserting_before(one.place):
         if not one.effects:
             pair = graph.call_function(_FUSED, terms)

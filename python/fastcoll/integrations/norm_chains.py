@@ -33,6 +33,7 @@ class Norm:
     weight: fx.Node | None = None
     offset: float = 0.0
     rounds_first: bool = False
+    wide_sum: bool = False
 
     @property
     def out(self) -> fx.Node:
@@ -44,18 +45,29 @@ class Chain:
     """The nodes behind a sum: the addition of a residual, if there is one, and a norm.
 
     Attributes:
-        summed: The sum with the residual; without one the plain sum.
-        steps: The nodes behind the plain sum, in their order.
+        plain: The sum.
+        summed: The sum with the residual; without one the plain sum. None: nobody reads it.
+        added: The nodes between the plain sum and the norm, in their order.
     """
 
-    summed: fx.Node
+    plain: fx.Node
+    summed: fx.Node | None
     residual: fx.Node | None
+    added: tuple[fx.Node, ...]
     norm: Norm
 
     @property
     def steps(self) -> tuple[fx.Node, ...]:
-        first = () if self.residual is None else (self.summed,)
-        return (*first, *self.norm.steps)
+        """The nodes behind the plain sum; each stands behind those that it reads."""
+        is_rounded = self.summed in (None, self.plain, *self.added)
+        last = () if is_rounded or self.summed is None else (self.summed,)
+        return (*self.added, *self.norm.steps, *last)
+
+    @property
+    def results(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the compiler knows of the normalised rows and of the sum."""
+        summed = self.plain if self.summed is None else self.summed
+        return self.norm.out.meta["val"], summed.meta["val"]
 
     @property
     def read(self) -> list[fx.Node]:
@@ -70,12 +82,39 @@ def find_chain(plain: fx.Node) -> Chain | None:
         return None
     if value.dim() == 0 or not statically_known_true(value.shape[-1] > 0):
         return None
-    summed, residual = _added(plain) or (plain, None)
-    norm = _norm_of(summed, value.dtype)
+    chain = _wide_chain(plain, value.dtype) or _chain(plain, value.dtype)
     # The operator's results are dense, and a later view of the graph may rely on other strides.
-    if norm is None or not (_is_dense(summed) and _is_dense(norm.out)):
+    if chain is None or not all(map(_is_dense, chain.results)):
         return None
-    return Chain(summed, residual, norm)
+    return chain
+
+
+def _chain(plain: fx.Node, dtype: torch.dtype) -> Chain | None:
+    summed, residual = _added(plain) or (plain, None)
+    norm = _norm_of(summed, dtype)
+    added = () if residual is None else (summed,)
+    return None if norm is None else Chain(plain, summed, residual, added, norm)
+
+
+def _wide_chain(plain: fx.Node, dtype: torch.dtype) -> Chain | None:
+    """Return a chain as vLLM's, whose norm reads the sum with the residual before its rounding."""
+    wide = _only(plain, prims.convert_element_type.default)
+    total = _only(wide, aten.add.Tensor) if wide and _is_conversion(wide, _FP32) else None
+    if wide is None or total is None or total.kwargs or dtype is _FP32:
+        return None
+    other = _other(total, wide)
+    if other is None or not _is_conversion(other, _FP32):
+        return None
+    residual = other.args[0]
+    if not isinstance(residual, fx.Node) or not _is_like(residual, plain):
+        return None
+    norm = _norm_from(total, dtype) if _is_like(total, wide) else None
+    rounded = [one for one in total.users if _is_conversion(one, dtype)]
+    if norm is None or len(rounded) > 1 or not {*total.users} <= {*rounded, *norm.steps}:
+        return None
+    norm = Norm(**{**vars(norm), "wide_sum": True})
+    summed = rounded[0] if rounded else None
+    return Chain(plain, summed, residual, (wide, total), norm)
 
 
 def _added(plain: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -221,10 +260,7 @@ def _is_like(node: fx.Node, other: fx.Node) -> bool:
     )
 
 
-def _is_dense(node: fx.Node) -> bool:
-    value = _value(node)
-    if value is None:
-        return False
+def _is_dense(value: torch.Tensor) -> bool:
     expected: Any = 1
     for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
         if not statically_known_true(stride == expected):

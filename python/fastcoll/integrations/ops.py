@@ -203,6 +203,7 @@ def all_reduce_rms_norm(
     *,
     offset: float = 0.0,
     rounds_first: bool = False,
+    wide_sum: bool = False,
     op: object = ReduceOp.SUM,
     group: GroupLike = None,
 ) -> tuple[Tensor, Tensor]:
@@ -218,10 +219,11 @@ def all_reduce_rms_norm(
         eps: Added to the mean of the squares.
         offset: Added to the weight.
         rounds_first: Round to the dtype before the weight.
+        wide_sum: Normalise the sum with the residual before it is rounded.
         op: SUM or AVG.
         group: See `all_reduce`, as for the errors.
     """
-    terms = eps, offset, rounds_first, code_of(op), name_of(group)
+    terms = eps, offset, rounds_first, wide_sum, code_of(op), name_of(group)
     normed, summed = torch.ops.fastcoll.all_reduce_rms_norm(x, residual, weight, *terms)
     return normed, summed
 

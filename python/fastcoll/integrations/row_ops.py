@@ -25,7 +25,7 @@ from fastcoll.errors import UnsupportedError
 NAME = "all_reduce_rms_norm"
 SCHEMA = (
     f"{NAME}(Tensor x, Tensor? residual, Tensor? weight, float eps, float offset, "
-    "bool rounds_first, int op, str group) -> Tensor[]"
+    "bool rounds_first, bool wide_sum, int op, str group) -> Tensor[]"
 )
 Pair: TypeAlias = list[Tensor]  # the normalised rows, and the sums with the residual
 Run: TypeAlias = Callable[..., Pair]
@@ -38,7 +38,7 @@ def define(library: torch.library.Library, named: Callable[[str], BaseGroup]) ->
     """
 
     def run(x: Tensor, residual: Tensor | None, weight: Tensor | None, *terms: Any) -> Pair:
-        eps, offset, rounds_first, op, group = terms
+        eps, offset, rounds_first, wide_sum, op, group = terms
         normed, summed = fake(x)
         norm = RMSNorm(
             None if weight is None else weight.contiguous(),
@@ -47,6 +47,7 @@ def define(library: torch.library.Library, named: Callable[[str], BaseGroup]) ->
             summed=summed,
             offset=offset,
             rounds_first=rounds_first,
+            wide_sum=wide_sum,
         )
         named(group).all_reduce(x, reduction_numbered(op), out=normed, then=norm)
         return [normed, summed]
@@ -83,7 +84,7 @@ def _with_gradient(operator: Any) -> Callable[..., Pair]:
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-            _, _, _, weight, ctx.eps, ctx.offset, _, ctx.op, ctx.group = inputs
+            _, _, _, weight, ctx.eps, ctx.offset, _, _, ctx.op, ctx.group = inputs
             ctx.save_for_backward(output[1], weight)
 
         @staticmethod
@@ -101,7 +102,7 @@ def _with_gradient(operator: Any) -> Callable[..., Pair]:
             if wants_weight:
                 of_weight = (of_row * unit).flatten(0, -2).sum(0).to(weight.dtype)
             of_residual = of_sum if wants_residual else None
-            return None, of_x, of_residual, of_weight, *[None] * 5
+            return None, of_x, of_residual, of_weight, *[None] * 6
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Any) -> NoReturn:

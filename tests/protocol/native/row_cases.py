@@ -45,13 +45,14 @@ class RowCase:
             scales = found.tobytes()
         norm = self.norm
         head = struct.pack(
-            "8I2f",
+            "9I2f",
             CODES[self.dtype],
             CODES[norm.weight_dtype],
             CODES[self.out_dtype],
             self.residual is not None,
             norm.weight is not None,
             norm.rounds_first,
+            norm.wide_sum,
             *self.shape,
             norm.eps,
             norm.offset,
@@ -93,7 +94,8 @@ def cases() -> Iterator[RowCase]:
     """Yield cases: every dtype meets every number of columns, kind of values and option."""
     random = np.random.default_rng(31)
     kinds = itertools.cycle(VALUES)
-    options = itertools.cycle(itertools.product((0.0, 1.0, 0.1), (False, True), (1e-6, 1e-5, 0.0)))
+    flags = ((False, False), (True, False), (False, True), (True, True))  # rounds_first, wide_sum
+    options = itertools.cycle(itertools.product((0.0, 1.0, 0.1), flags, (1e-6, 1e-5, 0.0)))
     for dtype in ROW_DTYPES:
         outs = (dtype, dtype, *CODE_DTYPES)
         weights = (None, dtype, *ROW_DTYPES)
@@ -104,12 +106,11 @@ def cases() -> Iterator[RowCase]:
             ):
                 if columns > 5000 and random.integers(12):
                     continue
-                offset, rounds_first, eps = next(options)
+                offset, (rounds_first, wide_sum), eps = next(options)
                 shape, kind = (num_rows, columns), next(kinds)
                 factors = values("normal", weight or "float32", (1, columns), random)[0]
-                norm = Norm(
-                    eps, offset, rounds_first, factors if weight else None, weight or "float32"
-                )
+                given = factors if weight else None
+                norm = Norm(eps, offset, rounds_first, wide_sum, given, weight or "float32")
                 plain = canonical(values(kind, dtype, shape, random), dtype)
                 residual = values(kind, dtype, shape, random) if has_residual else None
                 yield RowCase(dtype, shape, norm, plain, residual, out)

@@ -26,7 +26,7 @@ constexpr unsigned char kGuard = 0xa5;
 
 // One case, in the order of the file.
 struct Header {
-  std::uint32_t dtype, weight_dtype, out_dtype, has_residual, has_weight, rounds_first;
+  std::uint32_t dtype, weight_dtype, out_dtype, has_residual, has_weight, rounds_first, wide_sum;
   std::uint32_t num_rows, columns;
   float epsilon, offset;
 };
@@ -62,10 +62,12 @@ void check(bool ok, const Case& one, const char* what, const char* variant) {
   ++g_checks;
   if (ok) return;
   const Header& h = one.header;
-  std::printf("FAIL (%s): %s of [%u, %u] %s, weight %s, out %s, residual %u, rounds_first %u, %s\n",
-              simd_level_name(simd_level()), what, h.num_rows, h.columns,
-              dtype_name(DType(h.dtype)), h.has_weight ? dtype_name(DType(h.weight_dtype)) : "none",
-              dtype_name(DType(h.out_dtype)), h.has_residual, h.rounds_first, variant);
+  std::printf(
+      "FAIL (%s): %s of [%u, %u] %s, weight %s, out %s, residual %u, rounds_first %u, "
+      "wide_sum %u, %s\n",
+      simd_level_name(simd_level()), what, h.num_rows, h.columns, dtype_name(DType(h.dtype)),
+      h.has_weight ? dtype_name(DType(h.weight_dtype)) : "none", dtype_name(DType(h.out_dtype)),
+      h.has_residual, h.rounds_first, h.wide_sum, variant);
   if (++g_failures == 20) std::exit(1);
 }
 
@@ -80,6 +82,7 @@ RowCall call_of(const Case& one) {
   call.weight_dtype = DType(h.weight_dtype);
   call.out_dtype = DType(h.out_dtype);
   call.rounds_first = h.rounds_first != 0;
+  call.wide_sum = h.wide_sum != 0;
   return call;
 }
 
