@@ -77,6 +77,7 @@ class Engine:
         shared_memory: Whether that may use vLLM's own shared memory, else Gloo.
         communicator: "module.Class" of the caller's own; "": vLLM's or the plugin's.
         options: Further arguments of `vllm.LLM`.
+        fuse: Whether sums are fused with the norms behind them.
     """
 
     plugins: str
@@ -84,6 +85,7 @@ class Engine:
     communicator: str = ""
     model: Model = Model()
     options: dict[str, Any] = field(default_factory=dict)
+    fuse: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def run(folder: Path, engine: Engine, batches: Sequence[Batch]) -> Output:
         "HF_HUB_OFFLINE": "1",
         WITHOUT_SHARED_MEMORY: "" if engine.shared_memory else "1",
         COMMUNICATOR: engine.communicator,
+        "FASTCOLL_FUSE": "1" if engine.fuse else "",
     }
     asked = json.dumps({"options": engine.options, "batches": [asdict(one) for one in batches]})
     done = subprocess.run(

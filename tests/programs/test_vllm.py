@@ -40,6 +40,18 @@ def test_the_engine_chooses_the_same_tokens(tmp_path: Path, parallel: str, eager
     assert ours.tokens == theirs.tokens
 
 
+@pytest.mark.timeout(900)
+def test_a_compiled_engine_fuses_where_it_is_asked_to(tmp_path: Path) -> None:
+    """Three starts share vLLM's cache of compiled models, which must know the two kinds apart."""
+    options, counts = {"tensor_parallel_size": 2}, []
+    starts = [Engine("fastcoll", options=options, fuse=fuse) for fuse in (False, True, False)]
+    plain, fused, again = (run(tmp_path, one, [BATCH]) for one in starts)
+    for output in (plain, fused, again):
+        counts.append(output.printed.count("fastcoll fused a norm with 5 of 5 all_reduces"))
+    assert counts == [0, 2, 0], fused.printed[-4000:]
+    assert plain.tokens == fused.tokens == again.tokens
+
+
 def communicate(rank: Rank) -> list[Any]:
     from fastcoll.integrations.vllm_communicator import FastcollCommunicator
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fastcoll.integrations import compile
 from tests.support.backends import on_backend
 from tests.support.fused import compile_fused, compiler_settings, sum_by_operator
 from tests.support.harness import Rank
@@ -69,6 +70,19 @@ def test_without_the_log_it_says_nothing() -> None:
 def test_another_value_is_refused() -> None:
     done = run_program("import fastcoll", FASTCOLL_FUSE="yes")
     assert "UsageError: FASTCOLL_FUSE='yes': must be 0 or 1" in done.stderr
+
+
+def test_the_last_word_of_a_program_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile, "_chosen", [])
+    monkeypatch.setattr(compile, "_once_there", lambda name, act: None)
+    found = []
+    for text in ("", "1", "0"):
+        monkeypatch.setenv("FASTCOLL_FUSE", text)
+        found.append(compile.is_fusing())
+    for enabled in (True, False):
+        compile.fuse_compiled(enabled)
+        found.append(compile.is_fusing())
+    assert found == [False, True, False, True, False]
 
 
 def turn_on_and_off(rank: Rank) -> list[bool]:

@@ -19,6 +19,7 @@ from fastcoll import env
 from fastcoll.text import say_once
 
 _GENERATOR = "torch._inductor.lowering"
+_chosen: list[bool] = []  # by `fuse_compiled`, the last one counts
 
 
 def register() -> None:
@@ -42,7 +43,13 @@ def fuse_compiled(enabled: bool = True) -> None:
     Args:
         enabled: Whether to do so.
     """
+    _chosen.append(enabled)
     _once_there(_GENERATOR, partial(_fuse, enabled))
+
+
+def is_fusing() -> bool:
+    """Return whether the program wants that, by `fuse_compiled` or by its environment."""
+    return _chosen[-1] if _chosen else env.FUSE.get()
 
 
 def _try(teach: Callable[[], None], advice: str) -> None:

@@ -4,9 +4,16 @@
 vLLM finds `register` by the entry point `vllm.general_plugins` and calls it in each of its
 processes. Decides whether this vLLM is one that the plugin knows. VLLM_PLUGINS, vLLM's own setting,
 names the plugins that it loads. Must not import vLLM's communicators before that.
+
+A program chooses in its own process whether compiled models fuse (`fuse_compiled`). vLLM compiles
+in others, so the choice travels with vLLM's settings of the compiler. Its caches then know of it.
 """
 
 import importlib.metadata
+from collections.abc import Callable
+from typing import Any
+
+from fastcoll.integrations.compile import is_fusing
 
 _TESTED = "0.32"  # the releases whose device communicator was read and run
 _COMMUNICATOR = "fastcoll.integrations.vllm_communicator.FastcollCommunicator"
@@ -30,6 +37,23 @@ def register() -> None:
     from vllm.platforms.cpu import CpuPlatform
 
     CpuPlatform.get_device_communicator_cls = classmethod(lambda cls: _COMMUNICATOR)
+    update = CpuPlatform.check_and_update_config.__func__
+    CpuPlatform.check_and_update_config = classmethod(_adding_pass(update))
+
+
+def _adding_pass(update: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Return vLLM's function that completes its settings, with the pass where it is wanted."""
+
+    def update_and_add(cls: Any, settings: Any) -> None:
+        update(cls, settings)
+        compilation = settings.compilation_config
+        if not is_fusing() or compilation.backend != "inductor":
+            return
+        from fastcoll.integrations.vllm_fusing import add_to
+
+        add_to(compilation.inductor_compile_config)
+
+    return update_and_add
 
 
 def _version() -> str:
