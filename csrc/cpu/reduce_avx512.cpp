@@ -15,6 +15,7 @@
 
 #define FASTCOLL_SIMD_LEVEL avx512
 #define FASTCOLL_F16C
+#define FASTCOLL_FMA
 #include "cpu/reduce_kernels.inc"
 
 #if defined(__clang__)
