@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder of two tensor-parallel layers, with the norms that programs write.
 
-Decides the text of each norm: torch's function, the modules of Hugging Face's Llama and Gemma as
-transformers writes their arithmetic, and vLLM's, which reads the sum before its rounding. Each has
-what the operator is told for it. The sum over the ranks is the program's.
+Decides the text of each norm: torch's function, and the modules of Hugging Face's Llama and Gemma
+as transformers writes their arithmetic. Another is vLLM's, which reads the sum before its rounding.
+Each has what the operator is told for it. The sum over the ranks is the program's.
 """
 
 from collections.abc import Callable

@@ -65,7 +65,7 @@ class Chain:
 
     @property
     def results(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the compiler knows of the normalised rows and of the sum."""
+        """The normalised rows and the sum, as the compiler knows them."""
         summed = self.plain if self.summed is None else self.summed
         return self.norm.out.meta["val"], summed.meta["val"]
 

@@ -5,8 +5,8 @@ vLLM finds `register` by the entry point `vllm.general_plugins` and calls it in 
 processes. Decides whether this vLLM is one that the plugin knows. VLLM_PLUGINS, vLLM's own setting,
 names the plugins that it loads. Must not import vLLM's communicators before that.
 
-A program chooses in its own process whether compiled models fuse (`fuse_compiled`). vLLM compiles
-in others, so the choice travels with vLLM's settings of the compiler. Its caches then know of it.
+A program chooses in its own process whether compiled models fuse (`fuse_compiled`). The workers
+compile, so the choice travels with vLLM's settings of the compiler. Its caches then know of it.
 """
 
 import importlib.metadata
