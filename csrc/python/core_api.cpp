@@ -55,6 +55,8 @@ Transfer& behind(const FastcollTransfer* transfer) {
   return **reinterpret_cast<const Handle*>(transfer);
 }
 
+void* default_group() { return default_group_of_calls(); }
+
 FastcollGroup* group_of(void* object) {
   return reinterpret_cast<FastcollGroup*>(group_in_object(static_cast<PyObject*>(object)));
 }
@@ -276,6 +278,7 @@ void drop_transfer(FastcollTransfer* transfer) { delete reinterpret_cast<Handle*
 constexpr FastcollCoreApi kApi = {
     kFastcollCoreApiVersion,
     group_of,
+    default_group,
     find_plan,
     raise,
     traces,

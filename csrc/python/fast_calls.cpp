@@ -324,6 +324,8 @@ std::optional<Op> op_of(PyObject* object) {
   return op_named(object);
 }
 
+PyObject* default_group_of_calls() { return default_group ? default_group_object : nullptr; }
+
 PyCFunction function_of(FastVerb verb) { return definitions[size_t(verb)].ml_meth; }
 
 bool add_fast_calls(PyObject* module, GroupOf* group_of_object) {

@@ -23,6 +23,9 @@ std::optional<Op> op_of(PyObject* object);
 // The group inside a Python object, or null if it is none.
 using GroupOf = ProcessGroup*(PyObject*);
 
+// The default group's object, a borrowed reference; null where it is none of one node, or not made.
+PyObject* default_group_of_calls();
+
 // The C function of a verb.
 PyCFunction function_of(FastVerb verb);
 

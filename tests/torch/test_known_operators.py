@@ -46,9 +46,9 @@ MODES: dict[str, Callable[[], Any]] = {
 }
 
 
-def python_of_known_calls(rank: Rank, mode: str) -> tuple[bool, list[str]]:
-    """Call the operators of a named group twice; return the functions that Python entered."""
-    group = dist.new_group()
+def python_of_known_calls(rank: Rank, mode: str, is_default: bool) -> tuple[bool, list[str]]:
+    """Call the operators of a group twice; return the functions that Python entered."""
+    group = None if is_default else dist.new_group()
     name, total = ops.name_of(group), ops.code_of(SUM)
     calls: list[Callable[[Tensor], Any]] = [
         lambda x: torch.ops.fastcoll.all_reduce(x, total, name),
@@ -81,13 +81,15 @@ def close(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_known_operators_need_no_python(compiled_pools: Any, bare_pools: Any, mode: str) -> None:
-    for right, entered in compiled_pools(2).run(
-        on_backend, "fastcoll", python_of_known_calls, mode
-    ):
+@pytest.mark.parametrize("is_default", [False, True])
+def test_known_operators_need_no_python(
+    compiled_pools: Any, bare_pools: Any, mode: str, is_default: bool
+) -> None:
+    program = on_backend, "fastcoll", python_of_known_calls, mode, is_default
+    for right, entered in compiled_pools(2).run(*program):
         assert right
         assert entered == []
-    for right, entered in bare_pools(2).run(on_backend, "fastcoll", python_of_known_calls, mode):
+    for right, entered in bare_pools(2).run(*program):
         assert right
         # the probe sees the calls of the Python backend
         assert {"_all_reduce", "define.<locals>.run"} <= set(entered)

@@ -85,11 +85,7 @@ class OperatorGroups {
   HeldGroup hold(const std::string& name) {
     const fastcoll::GilHeld gil;
     std::unique_ptr<OperatorGroup>& known = groups_[name];
-    py::object communicator = known ? known->communicator() : py::none();
-    // Another group may have become the default one, whose name is empty, or taken a closed one's
-    // name at torch.
-    if (communicator.is_none() || name.empty() || core->closed(known->core_group))
-      communicator = named_(name);
+    py::object communicator = communicator_of(name, known.get());
     if (!known || !known->communicator().is(communicator)) {
       known.reset();
       FastcollGroup* group = core->group_of(communicator.ptr());
@@ -98,6 +94,17 @@ class OperatorGroups {
     }
     if (core->traces(known->core_group)) return {};
     return {known.get(), std::move(communicator)};
+  }
+
+  // Another group may have become the default one, whose name is empty, or taken a closed one's
+  // name at torch.
+  py::object communicator_of(const std::string& name, const OperatorGroup* known) {
+    py::object found = py::none();
+    if (!name.empty() && known && !core->closed(known->core_group)) found = known->communicator();
+    if (name.empty())
+      if (void* const group = core->default_group())
+        found = py::reinterpret_borrow<py::object>(static_cast<PyObject*>(group));
+    return found.is_none() ? named_(name) : found;
   }
 
   template <class Result = at::Tensor, class... Args>

@@ -150,6 +150,8 @@ struct FastcollCoreApi {
   // ---- with the GIL ----
   // The group of a Python object, or null.
   FastcollGroup* (*group_of)(void* object);
+  // The object of the default group, which Python keeps; null where Python has to find it.
+  void* (*default_group)();
   // Whether calls of this kind have a plan, and which; the codes are those of fastcoll.types.
   bool (*find_plan)(FastcollGroup* group, const FastcollKind* kind, FastcollPlan* plan);
   void (*set_python_error)(const FastcollFailure* failure);
