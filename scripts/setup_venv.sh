@@ -44,6 +44,9 @@ install_checkout() { # extras
     "${pip[@]}" install --no-compile -c "$constraints" -r "$ready/requirements.txt" ||
       { kill $! && wait $! && rm -r "$ready" && return 1; }
     cp "$ready/versions" "$venv"
+    # The bytecode of the largest packages, once: else each worker of pytest would make all of it.
+    # Some extras lack the last ones.
+    python -c 'import torch.distributed, hypothesis, jax' 2>/dev/null || true
   }
   wait $!
   "${pip[@]}" install --no-compile --force-reinstall --no-deps "$ready"/*.whl

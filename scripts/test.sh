@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs the checkout into a virtual environment and runs the tests.
-#   scripts/test.sh          the quick suite
-#   scripts/test.sh --rest   what the quick suite leaves out: slow tests, native C++ programs
-#   scripts/test.sh --all    both
+#   scripts/test.sh          the short suite: seven of eight quick tests, in a third of their time
+#   scripts/test.sh --quick  the quick suite: the short one and the tests marked long
+#   scripts/test.sh --rest   what the short suite leaves out: tests marked long, slow or native
+#   scripts/test.sh --all    everything
 # Behind these, --installed: in the environment as it is. Further arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/setup_venv.sh
 
-select=(-m "not slow and not native")
+select=(-m "not long and not slow and not native")
+left_out="tests marked long (--quick runs them), slow or native (--all)"
 case ${1:-} in
-  --all) select=(); shift ;;
-  --rest) select=(-m "slow or native"); shift ;;
+  --all) select=(); left_out=; shift ;;
+  --quick) select=(-m "not slow and not native"); left_out="tests marked slow or native"; shift ;;
+  --rest) select=(-m "long or slow or native"); left_out="the short suite"; shift ;;
 esac
 
 if [ "${1:-}" = --installed ]; then
@@ -20,6 +23,7 @@ if [ "${1:-}" = --installed ]; then
 else
   install_checkout test
 fi
+[ -z "$left_out" ] || echo "Left out: $left_out"
 # Three files at a time: that keeps two cores busy, and each worker collects all tests and has ranks
 # of its own. Whole files: they share ranks and builds. In the order of tests/durations.py.
 exec python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder "${select[@]}" "$@"

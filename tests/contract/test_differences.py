@@ -116,7 +116,10 @@ def among_others(site: Site, own_clusters: Pools) -> Site:
     return site.on(own_clusters(site.nodes)) if site.nodes else site
 
 
-@pytest.mark.parametrize("numel", [100, pytest.param(50_000, marks=pytest.mark.proof(*LIBRARY))])
+@pytest.mark.parametrize(
+    "numel",
+    [100, pytest.param(50_000, marks=[pytest.mark.long, pytest.mark.proof(*LIBRARY)])],
+)
 @pytest.mark.parametrize("verb", VERBS)
 @without_gpu
 def test_each_field(site: Site, own_clusters: Pools, verb: str, numel: int) -> None:

@@ -62,11 +62,13 @@ def openmp_as_usual() -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("openmp_as_usual")
 def test_threads_that_share_cpus_wait_briefly_during_a_group() -> None:
     assert spins(2, {}) == [[True, False, True]] * 2
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("openmp_as_usual")
 def test_they_are_left_alone_where_the_user_says_so() -> None:
     assert spins(2, KEEPS) == [[True, True, True]] * 2
@@ -77,6 +79,7 @@ def test_threads_with_a_cpu_each_are_left_alone() -> None:
     assert spins(1, {}) == [[True, True, True]]
 
 
+@pytest.mark.long
 def test_actively_waiting_threads_wait_briefly_too() -> None:
     with ranks_with(OMP_NUM_THREADS=str(CPUS), OMP_WAIT_POLICY="active"):
         assert spins(2, {}) == [[True, False, True]] * 2

@@ -273,6 +273,7 @@ def large_parts_of_a_peer(rank: Rank, starts: list[tuple[int, int]]) -> list[boo
     return found
 
 
+@pytest.mark.long
 def test_large_parts_of_a_peer_at_any_address(pools: Pools) -> None:
     starts = [(0, 0), (33, 17)]
     for found in pools(2).run(large_parts_of_a_peer, starts):

@@ -42,6 +42,7 @@ SITES = [param for param in WITHOUT_GPU if param.values[0].in_group is not on_to
 VERBS = ("all_reduce", "reduce_scatter")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", VERBS)
 @at(SITES)
 def test_rows_have_the_bits_of_the_steps(site: Site, verb: str) -> None:

@@ -55,6 +55,7 @@ def assert_prefixes(results: list[list[tuple[np.ndarray, str]]]) -> None:
     assert not [problem for rows in results for _, problem in rows if problem]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [2, 3, 5])
 @pytest.mark.parametrize("dtype", SENSITIVE)
 def test_algorithm_size_and_place_do_not_matter(pools: Pools, dtype: str, world: int) -> None:

@@ -52,6 +52,7 @@ def counted_parts(rank: Rank) -> bool:
     return bool(is_right())
 
 
+@pytest.mark.long
 def test_every_verb_in_turns(fresh_pool: FreshPool) -> None:
     """Owners change what they gave as soon as their call returns."""
     for world in (2, 3):

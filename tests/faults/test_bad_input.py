@@ -91,7 +91,15 @@ def err(rank: Rank, only: int | None) -> tuple[dict[str, Attempt], list[str]]:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize(("nodes", "only"), [("a", None), ("aa", None), ("aaa", 1), ("aab", 1)])
+@pytest.mark.parametrize(
+    ("nodes", "only"),
+    [
+        ("a", None),
+        pytest.param("aa", None, marks=pytest.mark.long),
+        pytest.param("aaa", 1, marks=pytest.mark.long),
+        pytest.param("aab", 1, marks=pytest.mark.long),
+    ],
+)
 def test_every_mistake(pools: Pools, clusters: Pools, nodes: str, only: int | None) -> None:
     world, wrong, has_nodes = len(nodes), [], len(set(nodes)) > 1
     pool = clusters(nodes) if has_nodes else pools(world)

@@ -156,6 +156,7 @@ def part_quickly(rank: Rank, numel: int, algorithm: str, rounds: int) -> list[st
     return errors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "chain"])
 def test_leaving_right_after_a_call_is_no_loss(pools: Any, algorithm: str) -> None:
     for numel in (1, 5000, 300_000):

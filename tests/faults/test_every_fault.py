@@ -23,7 +23,13 @@ from tests.support.faults import FAULTS, make_wait, raise_out_of_time
 from tests.support.harness import LATE_S, Attempt, Outcome, Pools, Rank, attempt
 from tests.support.perform import make, make_plain
 
-MARKS: dict[str, Any] = {"torch-compiled": IS_COMPILED, "nodes-aabb-leader": pytest.mark.slow}
+MARKS: dict[str, Any] = {
+    "one-node-two-odd": pytest.mark.long,
+    "nodes-aabb": pytest.mark.long,
+    "nodes-aabb-leader": pytest.mark.slow,
+    "nodes-aab-whole": pytest.mark.long,
+    "torch-compiled": IS_COMPILED,
+}
 AT_EVERY_PLACE = pytest.mark.parametrize(
     "place",
     [
@@ -67,6 +73,7 @@ def leave_after_each(rank: Rank, waits: list[str], odd: int, rounds: int) -> lis
     return errors
 
 
+@pytest.mark.long
 @AT_EVERY_PLACE
 def test_who_left_after_its_part_is_no_loss(pool_at: Pools, place: str) -> None:
     here = PLACES[place]

@@ -54,6 +54,7 @@ def are_stuck(found: dict[int, dict[str, Any]]) -> bool:
     return all(row and row[0]["call"] == 71 and row[0]["state"] == "waiting" for row in newest)
 
 
+@pytest.mark.long
 def test_a_stuck_job(fresh_pool: Callable[..., Pool], tmp_path: Path) -> None:
     pool = fresh_pool(3)
     pool.start(get_stuck)
@@ -194,6 +195,7 @@ def test_a_process_that_is_not_there_is_told_in_words() -> None:
     assert "Errno" not in result.output
 
 
+@pytest.mark.long
 def test_watching_goes_on_until_it_is_interrupted(fresh_pool: Callable[..., Pool]) -> None:
     pool = fresh_pool(1)
     # A shell's background job ignores the signal, and so would all that it starts.

@@ -89,6 +89,7 @@ def test_death_in_new_group_is_seen_by_those_who_wait_for_a_connection(
     check(fresh_pool(3, Setup(nodes=nodes)), 2, "connections", "dies", LOST)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["dies", "fails"])
 @pytest.mark.parametrize("step", ["call", "region", "lanes", "first byte"])
 def test_all_nodes_hear_the_same(fresh_pool: Callable[..., Pool], step: str, how: str) -> None:

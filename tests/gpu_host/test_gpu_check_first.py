@@ -88,6 +88,7 @@ def check(machine: Path, *words: str, without: str = "") -> tuple[int, str, list
     return done.returncode, done.stdout, (machine / "log").read_text().splitlines()
 
 
+@pytest.mark.long
 def test_the_first_ten_minutes(machine: Path) -> None:
     code, printed, calls = check(machine, "first", "--commit", "abc")
     assert code == 0, printed
@@ -127,6 +128,7 @@ def test_the_first_ten_minutes(machine: Path) -> None:
         assert line in lines
 
 
+@pytest.mark.long
 def test_a_stage_builds_where_nothing_is_built(machine: Path) -> None:
     """And for the GPU that is there; the tools that run one kernel at a time get one grid."""
     for number in (1, 2):
@@ -143,6 +145,7 @@ def test_a_stage_builds_where_nothing_is_built(machine: Path) -> None:
         assert sum(call.startswith("nvcc") for call in calls) == 2
 
 
+@pytest.mark.long
 def test_a_machine_that_does_not_tell_its_clocks(machine: Path) -> None:
     code, printed, _ = check(machine, "first", without="nvidia-smi")
     assert code == 0, printed
@@ -150,6 +153,7 @@ def test_a_machine_that_does_not_tell_its_clocks(machine: Path) -> None:
     assert "while measured" not in printed
 
 
+@pytest.mark.long
 def test_a_build_that_fails_ends_the_run(machine: Path) -> None:
     text = (machine / "bin/python").read_text()
     (machine / "bin/python").write_text(text.replace('mkdir -p "', 'exit 1 "'))

@@ -263,6 +263,7 @@ def test_an_array_on_a_gpu_is_refused_where_there_is_none() -> None:
             view(other, "tensor", gpu=gpu_too)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gpu_too", [False, True])
 def test_a_verb_names_where_its_tensors_may_be(gpu_too: bool) -> None:
     from fastcoll.calls.arrays import view
@@ -307,6 +308,7 @@ def test_a_verdict_becomes_an_error_that_names_the_rank() -> None:
     assert "lost rank 2" in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [USAGE, TIMEOUT, DESYNC, PEER_LOST])
 def test_the_kinds_are_those_of_the_core(kind: int, pools) -> None:
     pool = pools(2)

@@ -173,6 +173,7 @@ def test_a_wrong_result_is_not_timed(
 FLOOR_SIZES = (8, 256, 1024, 4096, 16384)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("over", "says"),
     [

@@ -77,6 +77,7 @@ def make_source_archive(checkout: Path) -> tuple[Path, str]:
     return archive, output
 
 
+@pytest.mark.long
 def test_the_source_archive_has_every_file(checkout: Path) -> None:
     archive, _ = make_source_archive(checkout)
     assert left_out(archive) == []

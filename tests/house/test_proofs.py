@@ -104,6 +104,7 @@ RAN = "2 passed, 2 skipped, 1 xfailed in"
 LEFT_OUT = "1 passed, 2 skipped, 1 xfailed, 1 proved in"
 
 
+@pytest.mark.long
 def test_a_changed_byte_or_compiler_repeats_a_proof(project: Project) -> None:
     skip = proofs.OPTION
     assert RAN in project.run(skip)
@@ -118,6 +119,7 @@ def test_a_changed_byte_or_compiler_repeats_a_proof(project: Project) -> None:
     assert RAN in project.run(skip)
 
 
+@pytest.mark.long
 def test_a_slow_test_of_the_library_is_a_proof(project: Project) -> None:
     for room in ("contract", "tools"):
         (project.folder / "tests" / room).mkdir()
@@ -145,6 +147,7 @@ def test_a_slow_test_of_the_library_is_a_proof(project: Project) -> None:
     assert repeated in project.run(skip), "this test does"
 
 
+@pytest.mark.long
 def test_what_a_proof_and_its_fixtures_import_counts(project: Project) -> None:
     support = project.folder / "tests/support"
     names = ("used", "lent", "run", "unused")

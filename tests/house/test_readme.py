@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_the_ten_lines_run(tmp_path: Path) -> None:
     [program] = re.findall(r"```python\n(.*?)```", README, re.S)
     assert len([line for line in program.splitlines() if not line.startswith("#")]) == 10

@@ -35,6 +35,7 @@ def complaints(found: dict[str, int], listed: dict[str, int]) -> list[str]:
     return sorted(grown + new + needless)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["file", "function"])
 def test_only_the_listed_ones_are_long(kind: str) -> None:
     texts = sizes.files_below(ROOT)

@@ -73,6 +73,7 @@ def sources() -> list[str]:
     return [path for path in source_files() if Path(path).suffix in SUFFIXES]
 
 
+@pytest.mark.long
 def test_sentences_are_short_and_have_a_subject() -> None:
     paths = sources()
     assert len(paths) > 300

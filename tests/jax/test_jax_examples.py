@@ -36,6 +36,7 @@ def run_with_a_wrong_number(rank: Rank, program: str, verb: str, number: int) ->
         return attempt(run, rank, program, number)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("program", OF_JAX)
 def test_the_example_runs(fresh_pool: Callable[..., Pool], program: str, num_ranks: int) -> None:
@@ -44,6 +45,7 @@ def test_the_example_runs(fresh_pool: Callable[..., Pool], program: str, num_ran
     assert sum("Look at:" in text for text in printed) == 1, printed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("program", "verb"), WRONG)
 def test_the_example_sees_a_wrong_number(
     fresh_pool: Callable[..., Pool], program: str, verb: str

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.jax.start import COMPILE_S, start_jax
 from tests.jax.test_jax_verbs import heavy
@@ -48,6 +49,7 @@ def leave_one_out(rank: Rank) -> dict[str, Attempt]:
     return found
 
 
+@pytest.mark.long
 def test_a_timeout_has_its_class_or_its_text(fresh_pool: Callable[..., Pool]) -> None:
     found, other = fresh_pool(2).run(leave_one_out, deadline_s=COMPILE_S)
     by_itself = found.pop("by itself")
@@ -135,6 +137,7 @@ def test_another_version_is_refused(fresh_pool: Callable[..., Pool]) -> None:
     assert "of different versions" in found.text
 
 
+@pytest.mark.long
 def test_another_jax_is_named() -> None:
     program = "from jax._src import effects; del effects.ordered_effects; import fastcoll.jax"
     done = subprocess.run(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.jax.start import COMPILE_S, start_jax
 from tests.jax.test_jax_verbs import VERBS, own, verb_of
@@ -128,6 +129,7 @@ def differentiate(rank: Rank) -> list[str]:
     return wrong
 
 
+@pytest.mark.long
 def test_the_gradient_of_each_verb(own_pools: Pools) -> None:
     assert own_pools(2).run(differentiate, deadline_s=COMPILE_S) == [[], []]
     assert own_pools(3).run(differentiate, deadline_s=COMPILE_S) == [[], [], []]

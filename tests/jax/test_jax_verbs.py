@@ -115,11 +115,12 @@ def run_verbs(rank: Rank) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_every_verb_in_every_program(own_pools: Pools, world_size: int) -> None:
     assert own_pools(world_size).run(run_verbs, deadline_s=COMPILE_S) == [[]] * world_size
 
 
+@pytest.mark.long
 def test_every_verb_over_nodes(clusters: Pools) -> None:
     assert clusters("aab").run(run_verbs, deadline_s=COMPILE_S) == [[]] * 3
 
@@ -149,6 +150,7 @@ def compare_with_numpy(rank: Rank) -> list[str]:
     return wrong
 
 
+@pytest.mark.long
 def test_every_dtype_and_operation_has_the_bits_of_numpy(own_pools: Pools) -> None:
     assert own_pools(2).run(compare_with_numpy, deadline_s=COMPILE_S) == [[], []]
 
@@ -237,6 +239,7 @@ def keep_order_between(rank: Rank) -> list[str]:
     return wrong
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", [keep_order_within, keep_order_between])
 def test_calls_keep_the_order_of_the_program(own_pools: Pools, program: Any) -> None:
     assert own_pools(2).run(program, deadline_s=COMPILE_S) == [[], []]
@@ -312,6 +315,7 @@ def count_faults(rank: Rank, num_bytes: int) -> int:
     return min(counts)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="no huge pages here"
 )

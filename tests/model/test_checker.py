@@ -223,6 +223,7 @@ def judged(schedule: Schedule) -> dict[str, str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("verb", "algorithm"), SMALL)
 def test_every_mutant_of_two_ranks_is_judged_right(verb: str, algorithm: str) -> None:
     """Plant a mistake at every step: rejected, or listed and right in all interleavings."""

@@ -61,6 +61,7 @@ PAPER = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("algorithm", PAPER)
 def test_crossings_are_those_on_paper(algorithm: str, shape: tuple[int, int]) -> None:
@@ -158,6 +159,7 @@ def wrong_rows(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_the_table_of_the_page_is_true() -> None:
     rows = [line for line in PAGE.read_text().splitlines() if re.match(r"\| \d x", line)]
     assert len(rows) == 12

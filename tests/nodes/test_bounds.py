@@ -86,6 +86,7 @@ def check_bounds(pool: Pool, nodes: str, dtype: str) -> None:
                 assert (whole != once).any(), f"{verb} {op}: rounded once, not by the carrier"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nodes", MAPS)
 @pytest.mark.parametrize("dtype", [*HALVES, *WIDE])
 def test_results_are_within_the_stated_bound(clusters: Clusters, nodes: str, dtype: str) -> None:

@@ -187,6 +187,7 @@ def train_in_turn(rank: Rank, hows: list[tuple[str, int]], steps: int) -> list[f
 STEPS = int(os.environ.get("TRAINING_STEPS", "100"))  # 2000 in nightly.sh
 
 
+@pytest.mark.long
 @pytest.mark.proof(*LIBRARY)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.timeout(900)

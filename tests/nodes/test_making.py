@@ -49,6 +49,7 @@ def dawdle(rank: Rank, victim: int, slow: int, before: str, limit_s: float) -> t
         carriers.CARRIERS["gloo"], making.make_lane = usual, carriers.make_lane
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", ["coming", "connecting"])
 @pytest.mark.parametrize("slow", [0, 2])
 def test_ranks_of_a_lane_connect_together_or_not_at_all(

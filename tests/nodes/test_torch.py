@@ -76,6 +76,7 @@ def late(rank: Rank, call: str) -> Attempt | None:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", ["all_reduce", "send", "within a node"])
 def test_a_new_limit_of_a_group(fresh_pool: FreshPool, call: str) -> None:
     found = two_nodes(fresh_pool).run(on_backend, "fastcoll", late, call)

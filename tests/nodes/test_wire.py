@@ -101,6 +101,7 @@ def calls_of(sizes: Sequence[int], verbs: Sequence[str], odd: str = "") -> Itera
 VERBS = ("all_reduce", "reduce_scatter_tensor")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nodes", MAPS)
 def test_all_ranks_have_the_oracles_bits(clusters: Clusters, nodes: str) -> None:
     """W1. On more than two nodes, chunks go whole up to 64 KiB, and in shards beyond."""
@@ -115,6 +116,7 @@ def test_messages_of_several_segments(clusters: Clusters, nodes: str) -> None:
     check(clusters(nodes), nodes, [*calls_of(SEGMENTS, VERBS)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("odd", ["nan", "inf", "-inf"])
 def test_what_is_not_finite_is_not_lost(clusters: Clusters, odd: str) -> None:
     """W3. A block with such an element is NaN on every rank, and no other block is."""

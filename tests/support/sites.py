@@ -29,7 +29,7 @@ from tests.support.draw import (
 from tests.support.harness import Pool, Rank
 from tests.support.perform import Result, Started, check, make, perform_all
 
-SLOW = pytest.mark.slow
+SLOW, LONG = pytest.mark.slow, pytest.mark.long
 
 
 def in_its_group(rank: Rank, program: Callable[..., Any], *args: Any) -> Any:
@@ -270,9 +270,11 @@ GPU = Site(
     large=(65_537, 131_071),
 )
 SITES = [
-    *(pytest.param(Site(n), id=f"one-node-{n}") for n in (2, 3)),
+    pytest.param(Site(2), id="one-node-2"),
+    pytest.param(Site(3), id="one-node-3", marks=LONG),
     *(pytest.param(Site(n), id=f"one-node-{n}", marks=SLOW) for n in (1, 4, 5, 8)),
-    *(pytest.param(across(nodes), id=f"nodes-{nodes}") for nodes in ("aabb", "aaab")),
+    pytest.param(across("aabb"), id="nodes-aabb"),
+    pytest.param(across("aaab"), id="nodes-aaab", marks=LONG),
     *(
         pytest.param(across(x), id=f"nodes-{x}", marks=SLOW)
         for x in ("aab", "abab", "abc", "aaabbc")
@@ -283,7 +285,8 @@ SITES = [
     ),
     pytest.param(FAKE_GPU, id="fake-gpu"),
     pytest.param(FAKE_NCCL, id="fake-nccl"),
-    *(pytest.param(across_gpus(nodes), id=f"fake-gpus-{nodes}") for nodes in ("aabb", "aaab")),
+    pytest.param(across_gpus("aabb"), id="fake-gpus-aabb"),
+    pytest.param(across_gpus("aaab"), id="fake-gpus-aaab", marks=LONG),
     pytest.param(across_gpus("abc"), id="fake-gpus-abc", marks=SLOW),
     *(
         pytest.param(

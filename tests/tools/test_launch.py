@@ -47,6 +47,7 @@ def fail_on(bad: int, what: str) -> int:
     return rank
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "kind", "text"),
     [
@@ -98,6 +99,7 @@ print(fastcoll.launch(partial(work, plus=1), 2))
 """
 
 
+@pytest.mark.long
 def test_a_function_that_no_file_holds_is_sent_by_value(tmp_path: Path) -> None:
     command = [sys.executable, "-"]
     done = subprocess.run(

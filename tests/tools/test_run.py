@@ -166,6 +166,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_reaches_the_ranks(tmp_path: Path, signum: signal.Signals, code: int) -> None:
     with running(tmp_path, SLEEPS) as (launcher, pids):
@@ -177,6 +178,7 @@ def test_a_signal_reaches_the_ranks(tmp_path: Path, signum: signal.Signals, code
         assert not any(map(is_alive, pids))
 
 
+@pytest.mark.long
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     with running(tmp_path, "print(os.getpid())\ntime.sleep(600)") as (launcher, pids):
         launcher.kill()
@@ -184,6 +186,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
         wait_until(lambda: not any(map(is_alive, pids)))
 
 
+@pytest.mark.long
 def test_ranks_find_each_other_and_torchs_own_groups_too(run: Run) -> None:
     text = """
     import torch, torch.distributed as dist, fastcoll

@@ -80,6 +80,7 @@ def move(rank: Rank, name: str) -> list[str]:
     return wrong
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [str(dtype).removeprefix("torch.") for dtype in MOVED])
 def test_types_without_arithmetic_are_moved(run: Callable[..., list[Any]], name: str) -> None:
     assert run(move, name) == [[]] * WORLD

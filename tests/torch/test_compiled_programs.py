@@ -132,6 +132,7 @@ def compiled_calls(rank: Rank) -> tuple[dict[str, float], set[str]]:
     return results, {str(one.co_filename) for one in utils.get_compilation_metrics()}
 
 
+@pytest.mark.long
 def test_no_frame_of_the_library_is_traced(backend_pools: Pools) -> None:
     """Nor the methods of its dataclasses, whose code has no file."""
     of_torch = str(Path(torch.__file__).parent)

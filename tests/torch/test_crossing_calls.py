@@ -92,6 +92,7 @@ def cross(
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nodes", ["", "ab"])
 @pytest.mark.parametrize(
     ("make", "use"),

@@ -114,6 +114,7 @@ def transformed(rank: Rank, verb: str) -> dict[str, Tensor]:
     return {name: run().detach() for name, run in on_rank(verbs[verb], rank.rank).items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("verb", VERBS)
 def test_transforms_of_torch_func(bare_pools: Any, verb: str, world: int) -> None:
@@ -131,6 +132,7 @@ def jacobians(rank: Rank) -> list[Tensor]:
     return [jacfwd(f)(x), jacrev(f)(x)]
 
 
+@pytest.mark.long
 def test_forward_and_backward_agree(bare_pools: Any) -> None:
     wanted = [torch.eye(3) * 3] * 2
     torch.testing.assert_close(bare_pools(3).run(on_backend, "fastcoll", jacobians), [wanted] * 3)

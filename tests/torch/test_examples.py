@@ -126,6 +126,7 @@ def run_and_be_killed(rank: Rank, number: int) -> str:
         return run(rank, "elastic", number)
 
 
+@pytest.mark.long
 def test_training_goes_on_after_a_kill(fresh_pool: Any) -> None:
     outcomes = fresh_pool(3, Setup(init=False)).outcomes(run_and_be_killed, next(NUMBERS))
     assert outcomes[2].exit_code == -signal.SIGKILL

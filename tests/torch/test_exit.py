@@ -209,6 +209,7 @@ def test_a_daemon_may_be_in_a_call(tmp_path: Path, kind: str, how: str) -> None:
         assert code == 5, (case, err)
 
 
+@pytest.mark.long
 def test_a_rank_alone_under_a_launcher() -> None:
     launched = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     done = run_python("-c", ALONE, env={**os.environ, **launched, "MASTER_PORT": str(free_port())})

@@ -89,6 +89,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "nodes"), [*((name, "") for name in CALLS), ("all_reduce", "ab"), ("init", "ab")]
 )

@@ -67,6 +67,7 @@ def test_without_the_log_it_says_nothing() -> None:
     assert done.returncode == 0 and "all_reduces" not in done.stderr, done.stderr
 
 
+@pytest.mark.long
 def test_another_value_is_refused() -> None:
     done = run_program("import fastcoll", FASTCOLL_FUSE="yes")
     assert "UsageError: FASTCOLL_FUSE='yes': must be 0 or 1" in done.stderr
@@ -109,6 +110,7 @@ def turn_on_and_off(rank: Rank) -> list[bool]:
     return found
 
 
+@pytest.mark.long
 def test_other_passes_stay(bare_pools: Any) -> None:
     assert bare_pools(1).run(turn_on_and_off) == [[True] * 15]
 

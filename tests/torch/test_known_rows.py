@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -200,6 +201,7 @@ def derive(rank: Rank) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_known_calls_have_derivatives(compiled_pools: Any, bare_pools: Any) -> None:
     """The same as on the Python backend, whose values test_row_ops has."""
     compiled = compiled_pools(2).run(on_backend, "fastcoll", derive)

@@ -127,6 +127,7 @@ def shrink(rank: Rank, excluded: int, is_killed: bool, flags: int) -> Any:
     return dist.get_rank(), parts, summed.tolist(), native.tolist()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(dist, "shrink_group"), reason="torch before 2.10 can't shrink")
 @pytest.mark.parametrize("nodes", ["", "aab"])
 @pytest.mark.parametrize("backend", ["python", "compiled"])

@@ -53,6 +53,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[di
     return run
 
 
+@pytest.mark.long
 @pytest.mark.timeout(800)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_unchanged_program_is_served(

@@ -163,6 +163,7 @@ def in_place_of_gloo(rank: Rank, program: Callable[..., Any], *args: Any) -> Any
     return on_backend(rank, "gloo", program, *args)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_stand_in_has_the_events_of_gloo(fresh_pool: Callable[..., Pool], backend: str) -> None:
     pool = fresh_pool(2, Setup(False, env={"FASTCOLL_TORCH_BACKEND": backend}))

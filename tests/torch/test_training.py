@@ -48,6 +48,7 @@ TWO += [with_our_objects, zero_redundancy, tensor_parallel, pipelined]
 FOUR = [hybrid_sharded, sharded_and_cut]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", TWO)
 def test_two_ranks_train_as_on_gloo(bare_pools: Any, program: Program) -> None:
     ours = check_training(bare_pools, program, 2)

@@ -17,7 +17,7 @@ from tests.support import oracle
 from tests.triton import ranks
 from tests.triton.ranks import Case, World
 
-pytestmark = pytest.mark.proof("kernels")
+pytestmark = [pytest.mark.proof("kernels"), pytest.mark.long]
 
 WAYS = (
     ("one_shot", "all_reduce"),

@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from tests.triton import mutants
 
-pytestmark = pytest.mark.proof("kernels")
+pytestmark = [pytest.mark.proof("kernels"), pytest.mark.long]
 
 ARCHITECTURES = (80, 90, 100)
 WORLD = 4

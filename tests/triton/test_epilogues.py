@@ -16,7 +16,7 @@ from tests.support.harness import Rank
 from tests.triton import ranks
 from tests.triton.ranks import World, bits_of, tensor_of, words_in
 
-pytestmark = pytest.mark.proof("kernels")
+pytestmark = [pytest.mark.proof("kernels"), pytest.mark.long]
 
 ROWS, COLUMNS = 6, 40
 NUMEL = ROWS * COLUMNS

@@ -16,7 +16,7 @@ from tests.triton import mutants, ranks
 from tests.triton.ranks import Case, World
 from tests.triton.test_collectives import WAYS, problems
 
-pytestmark = pytest.mark.proof("kernels")
+pytestmark = [pytest.mark.proof("kernels"), pytest.mark.long]
 
 # Delays that make a rare order of events the usual one. Rank 0 dawdles until a peer is ahead of it;
 # where the peer may not run ahead, it dawdles for a while.

@@ -27,10 +27,12 @@ def loaded_after(statement: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.long
 def test_import_loads_only_what_each_program_needs() -> None:
     assert set(LATER) & loaded_after("import fastcoll") == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fastcoll.nodes.group", "fastcoll_model"])
 def test_a_module_that_import_loads_is_found(name: str) -> None:
     assert name in loaded_after(f"import fastcoll; import {LATER[name]}")

@@ -66,6 +66,7 @@ def bound(rows: list[Floats], total: Floats, result: Floats, wire: str) -> Float
     return (1 + 2.0**-11) * points + sums + 2.0**-24 * np.abs(result.astype(np.float64))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_nodes", [2, 3, 5])
 @pytest.mark.parametrize("wire", WIRES)
 def test_the_bound_holds_and_is_nearly_met(wire: str, num_nodes: int) -> None:

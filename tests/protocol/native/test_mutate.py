@@ -128,6 +128,7 @@ def test_a_survivor_passes_every_check_and_a_deadly_one_runs_first() -> None:
     assert last == mutate.Outcome("deadly: it fails", [])
 
 
+@pytest.mark.long
 def test_an_endless_loop_ends_by_cpu_time() -> None:
     loop = mutate.Check("loop", ("sh", "-c", "while :; do :; done"), 60, 0, frozenset({1}))
     began = time.monotonic()
