@@ -351,7 +351,8 @@ class Pool:
         for process in self.processes:
             process.join(max(0.0, end - time.monotonic()))
             if process.exitcode is None:
-                os.kill(process.pid, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # it ended just now
+                    os.kill(process.pid, signal.SIGCONT)
                 process.kill()
                 process.join(10)
         self._directory.cleanup()

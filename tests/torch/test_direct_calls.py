@@ -42,7 +42,7 @@ def arguments_of(name: str, x: Tensor) -> tuple[Any, ...]:
     """Return arguments of an operator on the default group."""
     more: dict[str, tuple[Any, ...]] = {
         "all_gather": ("",),
-        "all_reduce_rms_norm": (x, None, 7.0, 0.0, False, 0, ""),
+        "all_reduce_rms_norm": (x, None, 7.0, 0.0, False, False, 0, ""),
     }
     return (x, *more.get(name, (0, "")))
 
