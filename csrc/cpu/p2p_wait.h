@@ -60,7 +60,7 @@ bool PointToPoint<P>::poll(Over over, Host& host, const Transfer* awaited, bool&
     if (looked_us != 0) company.note_pause(std::exchange(looked_us, 0), before_us);
     const bool has_company = company.is_there(before_us);
     if (awaited && before_us - late_us < Patience::kSpinUs && !has_company &&
-        patience_.is_there()) {
+        patience_.is_there() && patience_.has_cpus_for_threads()) {
       cpu_pause();
       looked_us = before_us;
       --round;
