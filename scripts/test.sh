@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs the checkout into a virtual environment and runs the tests.
-#   scripts/test.sh          the short suite: seven of eight quick tests, in a third of their time
-#   scripts/test.sh --quick  the quick suite: the short one and the tests marked long
+#   scripts/test.sh          the short suite: the quick one without the tests marked long
+#   scripts/test.sh --quick  the quick suite: all tests but those marked slow or native
 #   scripts/test.sh --rest   what the short suite leaves out: tests marked long, slow or native
 #   scripts/test.sh --all    everything
 # Behind these, --installed: in the environment as it is. Further arguments go to pytest.
