@@ -11,10 +11,10 @@
 // A yield that lasts as long as a slice may have gone to a stranger. So may the time between two
 // looks of a rank that spins. Peers that compute, and the kernel's own threads, take such a slice
 // now and then. So lost slices count as company only once they take more than an eighth of the
-// time. Until the next full second, waits then sleep after few
-// spins. All ranks forget at the same moment, as one that yields among sleepers loses slices to
-// them. Before that, four ranks alone on two cores slept on and on. An all_reduce of 8 B took 47 us
-// so, and 9 by yields (Zen 3). A rank decides for itself: no plan and no result depends on it.
+// time. Until the next full second, waits then sleep after few spins. All ranks forget at the same
+// moment, as one that yields among sleepers loses slices to them. Before that, four ranks alone on
+// two cores slept on and on. An all_reduce of 8 B took 47 us so, and 9 by yields (Zen 3). A rank
+// decides for itself: no plan and no result depends on it.
 #pragma once
 
 #include <algorithm>
