@@ -174,18 +174,8 @@ PyGetSetDef properties[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-PyTypeObject type = [] {
-  PyTypeObject made = {};
-  made.ob_base = {PyObject_HEAD_INIT(nullptr) 0};
-  made.tp_name = "fastcoll._C.CallWork";
-  made.tp_basicsize = sizeof(CallWork);
-  made.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION;
-  made.tp_dealloc = deallocate;
-  made.tp_repr = show;
-  made.tp_methods = methods;
-  made.tp_getset = properties;
-  return made;
-}();
+PyTypeObject type =
+    handle_type<CallWork>("fastcoll._C.CallWork", deallocate, show, methods, properties);
 
 }  // namespace
 

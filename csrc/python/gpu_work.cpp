@@ -87,17 +87,8 @@ PyGetSetDef properties[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-PyTypeObject type = [] {
-  PyTypeObject made = {};
-  made.ob_base = {PyObject_HEAD_INIT(nullptr) 0};
-  made.tp_name = "fastcoll._C.GpuWork";
-  made.tp_basicsize = sizeof(GpuWork);
-  made.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION;
-  made.tp_dealloc = deallocate;
-  made.tp_methods = methods;
-  made.tp_getset = properties;
-  return made;
-}();
+PyTypeObject type =
+    handle_type<GpuWork>("fastcoll._C.GpuWork", deallocate, nullptr, methods, properties);
 
 }  // namespace
 

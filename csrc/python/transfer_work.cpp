@@ -171,19 +171,8 @@ PyGetSetDef properties[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-PyTypeObject type = [] {
-  PyTypeObject made = {};
-  made.ob_base = {PyObject_HEAD_INIT(nullptr) 0};
-  made.tp_name = "fastcoll._C.TransferWork";
-  made.tp_basicsize = sizeof(TransferWork);
-  made.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE;
-  made.tp_new = start_new;
-  made.tp_dealloc = deallocate;
-  made.tp_repr = show;
-  made.tp_methods = methods;
-  made.tp_getset = properties;
-  return made;
-}();
+PyTypeObject type = handle_type<TransferWork>("fastcoll._C.TransferWork", deallocate, show, methods,
+                                              properties, start_new);
 
 // A thread has to move open transfers while the program waits for none.
 void drive(const Caller& caller) {

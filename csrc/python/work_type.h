@@ -46,6 +46,24 @@ constexpr PyMethodDef wait_method(const char* doc) {
           METH_FASTCALL | METH_KEYWORDS, doc};
 }
 
+// The type of handles whose objects are `Handle`. start: makes one for Python; null: only C++ does.
+template <class Handle>
+PyTypeObject handle_type(const char* name, destructor deallocate, reprfunc show,
+                         PyMethodDef* methods, PyGetSetDef* properties, newfunc start = nullptr) {
+  PyTypeObject made = {};
+  made.ob_base = {PyObject_HEAD_INIT(nullptr) 0};
+  made.tp_name = name;
+  made.tp_basicsize = sizeof(Handle);
+  made.tp_flags =
+      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | (start ? 0 : Py_TPFLAGS_DISALLOW_INSTANTIATION);
+  made.tp_new = start;
+  made.tp_dealloc = deallocate;
+  made.tp_repr = show;
+  made.tp_methods = methods;
+  made.tp_getset = properties;
+  return made;
+}
+
 // Make `place` the class of a type's handles: its heir in Python.
 inline PyObject* set_heir(PyObject* object, PyTypeObject& type, PyTypeObject*& place) {
   if (!PyType_Check(object) || !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(object), &type))
