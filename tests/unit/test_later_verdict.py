@@ -49,6 +49,7 @@ def make_watch(verdict_sequence: int) -> tuple[watch.Watch, Node]:
         time.sleep(0.001)
     made = watch.Watch("default", 0, NodeMap(((0,), (1,)), ("a", "b")), node, board)  # type: ignore[arg-type]
     made.begin(CALL, "all_reduce")
+    made.late = lambda _: AssertionError("waited to the limit")  # type: ignore
     return made, node
 
 
@@ -60,7 +61,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_call_before_the_verdict_ends_by_its_transfer() -> None:
     made, _ = make_watch(CALL + 1)
-    made.wait([Transfer(5)], Deadline(20))
+    made.wait([Transfer(5)], Deadline(5))
 
 
 def test_a_call_before_the_verdict_ends_by_it_after_a_moment(
@@ -69,14 +70,14 @@ def test_a_call_before_the_verdict_ends_by_it_after_a_moment(
     monkeypatch.setattr(watch, "GRACE_S", 0.05)
     made, _ = make_watch(CALL + 1)
     with pytest.raises(AbortedError, match="the other node's"):
-        made.wait([Transfer(10**9)], Deadline(20))
+        made.wait([Transfer(10**9)], Deadline(5))
 
 
 def test_a_verdict_of_this_call_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "GRACE_S", 10**9)
     made, _ = make_watch(CALL)
     with pytest.raises(AbortedError, match="the other node's"):
-        made.wait([Transfer(10**9)], Deadline(20))
+        made.wait([Transfer(10**9)], Deadline(5))
 
 
 @pytest.mark.parametrize("later", [False, True])
