@@ -93,7 +93,7 @@ struct Call {
     if (strided) [[unlikely]]
       return strided->output.write(output_start(part, span.start), from, span.numel);
     each_stretch(part, span, [&](const std::byte*, std::byte* out, size_t numel) {
-      std::memcpy(out, from, numel * elem_bytes());
+      copy_bytes(out, from, numel * elem_bytes());
       from += numel * elem_bytes();
     });
   }

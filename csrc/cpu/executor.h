@@ -105,7 +105,7 @@ class Executor {
       void* dst = address(places[0], i, k);
       for (uint32_t j = 0; j < step.num_sources; ++j) sources[j] = address(places[1 + j], i, k);
       if (copies) {
-        std::memcpy(dst, sources[0], numel * call_.elem_bytes());
+        copy_bytes(dst, sources[0], numel * call_.elem_bytes());
       } else {
         reduce_fn(call_.plan.dtype,
                   op)({&dst, 1, sources, int(step.num_sources), numel, call_.world_size()});

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/copy.h"
+
 namespace fastcoll {
 
 // Copies of elements, between a strided tensor and dense memory.
@@ -144,8 +146,8 @@ class StridedMove {
 
   template <bool kReads>
   static void copy(std::byte* dense, std::byte* apart, size_t num_bytes) {
-    if (kReads) std::memcpy(dense, apart, num_bytes);
-    else std::memcpy(apart, dense, num_bytes);
+    if (kReads) copy_bytes(dense, apart, num_bytes);
+    else copy_bytes(apart, dense, num_bytes);
   }
 
   const Strided& of_;
