@@ -19,7 +19,8 @@
 namespace fastcoll {
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)  // TSan does not see such copies
-inline const bool kCopiesByVectors = [] {
+// A variable, as tests try both ways.
+inline bool copies_by_vectors = [] {
   __builtin_cpu_init();
   return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx2");
 }();
@@ -46,7 +47,8 @@ constexpr size_t kLeastByVectors = 2048;  // glibc takes "rep movsb" from 2112 b
 // An empty message has a null address, and memcpy forbids null even for no bytes.
 inline void copy_bytes(void* dst, const void* src, size_t num_bytes) {
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
-  if (num_bytes >= kLeastByVectors && kCopiesByVectors) return copy_by_vectors(dst, src, num_bytes);
+  if (num_bytes >= kLeastByVectors && copies_by_vectors)
+    return copy_by_vectors(dst, src, num_bytes);
 #endif
   if (num_bytes != 0) std::memcpy(dst, src, num_bytes);
 }
