@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "cpu/convert.h"
+#include "cpu/copy.h"
 #include "cpu/reduce.h"
 #include "cpu/rows.h"
 #include "cpu/wire.h"
