@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A verdict of a later call leaves the call before it a moment to end."""
+"""A verdict of a later call leaves the calls and messages before it a moment to end."""
 
+import contextlib
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch.distributed import HashStore
@@ -9,6 +13,9 @@ from torch.distributed import HashStore
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.errors import AbortedError
+from fastcoll.nodes.gpus import in_flight
+from fastcoll.nodes.transfers.channels import Channel, Ends, Turns
+from fastcoll.nodes.transfers.local import LocalTransfers
 from fastcoll.nodes.verdict import watch
 from fastcoll.nodes.verdict.board import Board
 
@@ -85,3 +92,88 @@ def test_a_rank_that_listens_breaks_its_node_by_a_verdict_of_its_call(later: boo
     made, node = make_watch(CALL + later)
     made.listen()
     assert node.is_broken is not later
+
+
+# ---- messages, and calls on GPUs -----------------------------------------------------------------
+
+
+def ends_of(made: watch.Watch) -> Any:
+    told = lambda *_: contextlib.nullcontext()  # noqa: E731
+    waits = SimpleNamespace(told=told)
+    seat = SimpleNamespace(rank=0)
+    return Ends(seat, None, None, None, made, waits, None, lambda _: False)  # type: ignore[arg-type]
+
+
+def message_to_another_node(made: watch.Watch, questions: int) -> None:
+    transfer: Any = SimpleNamespace(sends=True, tag=0)
+    channel = Channel(ends_of(made), transfer, 1, Turns())
+    channel._wait([Transfer(questions)], Deadline(5))
+
+
+def message_in_the_node(made: watch.Watch, questions: int) -> None:
+    group: Any = SimpleNamespace(check=lambda: None)
+    transfers = LocalTransfers(group, lambda *_: [], [0, 1], ends_of(made))
+    under_way = Transfer(questions)
+
+    def looks_a_moment(_: float) -> bool:
+        time.sleep(0.001)
+        return under_way.is_completed()
+
+    work: Any = SimpleNamespace(_wait_for=looks_a_moment)
+    transfer: Any = SimpleNamespace(peer=1, sends=True, tag=0)
+    transfers.waited(work, transfer, lambda _: True, None)
+
+
+def call_on_gpus(made: watch.Watch, questions: int) -> None:
+    calls = in_flight.CallsInFlight(made, [], lambda: False, lambda: None)
+    call = in_flight.CallInFlight("all_reduce", 5, None)
+    call.sequence, call.packets, call.is_issued = CALL, [], True
+    call.transfers.append(Transfer(questions))
+    calls._calls.append(call)
+    while calls._calls:
+        calls.look()
+        time.sleep(0.001)
+
+
+WAITS: list[Callable[[watch.Watch, int], None]] = [
+    message_to_another_node,
+    message_in_the_node,
+    call_on_gpus,
+]
+
+
+@pytest.fixture
+def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_flight, "_LOOK_S", 0)
+
+
+@pytest.mark.usefixtures("_looks_at_once")
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_wait_before_the_verdict_ends_by_its_transfer(
+    wait: Callable[[watch.Watch, int], None],
+) -> None:
+    made, node = make_watch(CALL + 1)
+    wait(made, 300)
+    assert not node.is_broken
+
+
+@pytest.mark.usefixtures("_looks_at_once")
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_wait_before_the_verdict_ends_by_it_after_a_moment(
+    wait: Callable[[watch.Watch, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "GRACE_S", 0.05)
+    made, _ = make_watch(CALL + 1)
+    with pytest.raises(AbortedError, match="the other node's"):
+        wait(made, 10**9)
+
+
+@pytest.mark.usefixtures("_looks_at_once")
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_verdict_of_the_call_of_a_wait_ends_it_at_once(
+    wait: Callable[[watch.Watch, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "GRACE_S", 10**9)
+    made, _ = make_watch(CALL)
+    with pytest.raises(AbortedError, match="the other node's"):
+        wait(made, 10**9)

@@ -38,7 +38,8 @@ class CallInFlight:
         self.sequence = 0
         self.transfers: list[Started] = []
         self.packets: list[Packets] | None = None  # None: the other nodes were not told yet
-        self.is_issued = self.is_said = False
+        self.is_issued = False
+        self.about: Watch | None = None  # speaks of the call, which says that it takes long
         self.deadline: Deadline | None = None
         self._limit_s = limit_s
         self._began = began
@@ -203,11 +204,11 @@ class CallsInFlight:
         deadline = call.deadline
         if deadline is None or deadline.limit_s - deadline.left_s() < _LOOK_S:
             return
-        about = self._about(call)
-        if not call.is_said:
-            about.arrive()
-            call.is_said = True
-        if verdict := about.verdict():
+        if call.about is None:  # once: it counts the moment that a later call's verdict leaves
+            call.about = self._about(call)
+            call.about.arrive()
+        about = call.about
+        if verdict := about.verdict_to_raise():
             raise verdict
         if deadline.passed():
             raise about.late(deadline)

@@ -81,7 +81,7 @@ class Ends:
         """Raise the error that ends a wait, if there is one."""
         if is_closed:
             raise UsageError("the group was destroyed before the transfer was complete")
-        if verdict := self.watch.verdict():
+        if verdict := self.watch.verdict_to_raise():
             raise verdict
 
     def name(self, sends: bool, peer: int, tag: int) -> str:

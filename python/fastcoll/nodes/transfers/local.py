@@ -86,7 +86,7 @@ class LocalTransfers(Transfers):
                 return wait(timeout)
             with self._waits.told(self.ranks[transfer.peer], transfer.sends):
                 while not work._wait_for(LONG_S):
-                    if verdict := self._watch.verdict():
+                    if verdict := self._watch.verdict_to_raise():
                         raise self._watch.fail(verdict)
                 return wait(None)
         except FastcollError as error:

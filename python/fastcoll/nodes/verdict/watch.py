@@ -90,7 +90,7 @@ class Watch:
         if now < self._next_look or self.is_inherited:
             return
         self._next_look = now + LOOK_EVERY_S
-        if verdict := self._verdict_to_raise():
+        if verdict := self.verdict_to_raise():
             self.fail(verdict)
 
     def wait(
@@ -120,7 +120,7 @@ class Watch:
                 self.arrive()
             has_arrived = True
             self._check_node_group()
-            if verdict := self._verdict_to_raise():
+            if verdict := self.verdict_to_raise():
                 raise verdict
             # Gloo does not tell the transfer whose bytes were in flight when a connection broke.
             for other in behind:
@@ -150,15 +150,14 @@ class Watch:
     def _ranks_of(self, nodes: Iterable[int]) -> list[int]:
         return [rank for node in nodes for rank in self._node_map.nodes[node]]
 
-    def verdict(self) -> FastcollError | None:
-        """Return the group's verdict as far as it is known here; see `Board.verdict`."""
-        return self.error or self._board.verdict()
+    def verdict_to_raise(self) -> FastcollError | None:
+        """Return the verdict that ends a wait; one of a later call leaves it a moment to end.
 
-    def _verdict_to_raise(self) -> FastcollError | None:
-        """Return the group's verdict; one of a later call leaves this call a moment to end.
-
-        Each rank that is in a later call has given this one its data, which may be on the way.
+        Each rank that is in a later call has given this one its data, and its messages before it.
+        They may be on the way.
         """
+        if self.error:
+            return self.error
         verdict = self._board.verdict()
         if verdict is None or self._board.verdict_sequence <= self.sequence:
             return verdict
