@@ -34,15 +34,8 @@ OF_SEVERAL_RANKS = (
     bad_lists.mistakes_of_splits,
     bad_lists.mistakes_of_coalesced_calls,
 )
-# Over several nodes any algorithm but "auto" is refused in the same words.
-OF_ALGORITHMS = (
-    "unknown algorithm",
-    "algorithm is no text",
-    "algorithm cannot be hashed",
-    "algorithm is None",
-    "reduce, ring",
-    "algorithm",
-)
+# Over several nodes any known algorithm but "auto" is refused in the same words.
+OF_ALGORITHMS = ("reduce, ring", "algorithm")
 
 
 def mistakes(world: int) -> dict[str, Mistake]:

@@ -21,7 +21,7 @@ from fastcoll.choose.costs import Costs
 from fastcoll.choose.plan import Plan
 from fastcoll.choose.table import Measured, TuningTable
 from fastcoll.errors import UnsupportedError, UsageError
-from fastcoll.types import REDUCTIONS, Request
+from fastcoll.types import REDUCTIONS, SCHEDULE_PREFIX, Algorithm, Request, Verb
 
 _SIZES_LOG2 = 2  # how many sizes to a doubling are planned, in bits
 
@@ -147,9 +147,20 @@ def _requested(
                 f'{request.verb.name}(algorithm="{candidate.name}"): {reasons[candidate.name]}'
             )
         return candidate
-    names = ["auto", "schedule:NAME", *(c.name for c in candidates)]
-    if request.verb in REDUCTIONS:
+    raise _unknown(request.algorithm, request.verb, [one.name for one in candidates])
+
+
+def check_name(algorithm: object, verb: Verb) -> None:
+    """Raise UsageError unless a call's `algorithm` is a name that some group knows."""
+    if not isinstance(algorithm, str):
+        raise UsageError(f"algorithm must be a name, not {algorithm!r}")
+    known = [one.name for one in Algorithm if one is not Algorithm.schedule]
+    if not (algorithm in ("auto", *known) or algorithm.startswith(SCHEDULE_PREFIX)):
+        raise _unknown(algorithm, verb, known)
+
+
+def _unknown(algorithm: str, verb: Verb, known: Sequence[str]) -> UsageError:
+    names = ["auto", f"{SCHEDULE_PREFIX}NAME", *known]
+    if verb in REDUCTIONS:
         names.remove("direct")
-    raise UsageError(
-        f'there is no algorithm "{request.algorithm}"; the algorithms are {", ".join(names)}'
-    )
+    return UsageError(f'there is no algorithm "{algorithm}"; the algorithms are {", ".join(names)}')

@@ -15,6 +15,7 @@ from fastcoll.calls.limits import call_limit_s
 from fastcoll.calls.parts import PartsOperands, Side
 from fastcoll.calls.settings import Settings, checked_numerics
 from fastcoll.calls.tensors import Operands
+from fastcoll.choose.select import check_name
 from fastcoll.errors import DesyncError, UnsupportedError
 from fastcoll.nodes import moves, reductions, small
 from fastcoll.nodes.arrays import as_bytes, tensor_at
@@ -95,6 +96,7 @@ def _of_side(side: Side | None, device: int) -> list[torch.Tensor]:
 def check_options(call: AnyCall) -> None:
     """Check the options of a call; raise UnsupportedError for an algorithm by name."""
     call_limit_s(call.timeout_s)
+    check_name(call.algorithm, call.verb)
     if call.algorithm != "auto":
         raise UnsupportedError(
             f'algorithm="{call.algorithm}": a group over several nodes chooses by itself; '
