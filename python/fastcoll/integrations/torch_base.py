@@ -56,6 +56,7 @@ class BaseProcessGroup(ProcessGroup):
         self._desc = "undefined"
         self._coalescing: list[Work | TransferWork] | None = None
         self._sequence = 0
+        self.shown: Any = None  # torch_dispatch.py's
         # DDP's reducer waits for the flag that a rank of an uneven join sends. It holds only the
         # C++ half of that Work: without the Python half its wait would never return.
         self._kept: deque[TorchWork] = deque(maxlen=64)

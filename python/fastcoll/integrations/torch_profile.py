@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch.autograd import _record_function_with_args_enter as begin_event
 from torch.autograd import _record_function_with_args_exit as end_event
+from torch.distributed import ProcessGroup
 
 from fastcoll.integrations.torch_base import GLOO
+from fastcoll.integrations.torch_dispatch import is_watched, through_dispatcher
 from fastcoll.integrations.torch_group import FastcollProcessGroup
 from fastcoll.integrations.torch_names import TORCH_CALLS, TorchCall
 from fastcoll.integrations.torch_work import TorchWork
@@ -22,6 +24,20 @@ from fastcoll.integrations.torch_work import TorchWork
 
 class ProfiledProcessGroup(FastcollProcessGroup):
     """A torch process group whose calls a communicator carries out, seen by torch's profiler."""
+
+
+def _watched(method: str, described: TorchCall) -> Callable[..., TorchWork | None]:
+    recorded = _recorded(method, described)
+    if not hasattr(ProcessGroup, method) or method == "_end_coalescing":  # no operator has it
+        return recorded
+
+    def call(self: ProfiledProcessGroup, *args: Any, **kwargs: Any) -> TorchWork | None:
+        if is_watched(args):
+            return through_dispatcher(self, method, recorded, args, kwargs)
+        return recorded(self, *args, **kwargs)
+
+    call.__name__, call.__doc__ = method, recorded.__doc__
+    return call
 
 
 def _recorded(method: str, described: TorchCall) -> Callable[..., TorchWork | None]:
@@ -65,4 +81,4 @@ def _tensors_in(given: Any) -> Iterator[torch.Tensor]:
 
 for _call in TORCH_CALLS:
     for _method in (_call.method, *_call.older):
-        setattr(ProfiledProcessGroup, _method, _recorded(_method, _call))
+        setattr(ProfiledProcessGroup, _method, _watched(_method, _call))

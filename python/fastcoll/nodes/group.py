@@ -39,6 +39,7 @@ from fastcoll.nodes.arguments import (
     gather_in_call,
     wire_of,
 )
+from fastcoll.nodes.arrays import unseen
 from fastcoll.nodes.carriers import maker_of
 from fastcoll.nodes.gpus.group import NodeGpus, Parts
 from fastcoll.nodes.lanes import Lanes
@@ -218,7 +219,7 @@ class HierarchicalCommunicator(BaseGroup):
             limit_s = self._settings.limit_of(call.timeout_s)
             try:
                 self._lanes.begin(limit_s)
-                with self._watch.listening():
+                with self._watch.listening(), unseen():
                     carry_out(
                         self._lanes,
                         header,

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of a Python group as torch's dispatcher shows them.
+
+Programs watch torch's operators by modes (FakeTensorMode, CommDebugMode, their own) and by classes
+of tensors. A backend in C++ is called through such operators, "c10d::allreduce_" and others. A
+group in Python is called at once, so nobody would see its calls. Where somebody watches, a plain
+group of torch's stands in for it and calls the operator. A mode of ours, below all others, gets
+what these leave of the call and carries it out. The phases of a call are shown to nobody.
+
+Decides when a call goes that way. Must not know the verbs.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C import (
+    _get_dispatch_mode,
+    _len_torch_dispatch_stack,
+    _pop_torch_dispatch_stack,
+    _push_on_torch_dispatch_stack,
+    _TorchDispatchModeKey,
+)
+from torch.distributed import ProcessGroup
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fastcoll.integrations.torch_base import BaseProcessGroup
+from fastcoll.integrations.torch_work import TorchWork
+
+CarryOut = Callable[..., TorchWork | None]
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NAMESPACE = "c10d"
+_MODES_OF_TORCH = (
+    _TorchDispatchModeKey.FAKE,
+    _TorchDispatchModeKey.PROXY,
+    _TorchDispatchModeKey.FUNCTIONAL,
+)
+
+
+def is_watched(args: Sequence[Any]) -> bool:
+    """Return whether a mode, or the class of a tensor in `args`, is to see a call's operator."""
+    return _len_torch_dispatch_stack() > 0 or any(map(_has_class, args))
+
+
+def _has_class(given: Any) -> bool:
+    if isinstance(given, torch.Tensor):
+        return type(given) not in _PLAIN and _dispatches(given)
+    return isinstance(given, list | tuple) and any(map(_has_class, given))
+
+
+def _dispatches(tensor: torch.Tensor) -> bool:
+    return bool(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python))
+
+
+def through_dispatcher(
+    group: BaseProcessGroup,
+    method: str,
+    carry_out: CarryOut,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> TorchWork | None:
+    """Call the operator of a group's method; `carry_out` makes the call itself.
+
+    Returns:
+        The handle, as `carry_out` returns it; that of a mode which makes no call of it.
+    """
+    watcher = _Lowest(lambda *args, **kwargs: carry_out(group, *args, **kwargs), args, kwargs)
+    with _below_all(watcher):
+        work: TorchWork | None = getattr(_shown(group), method)(*args, **kwargs)
+    return watcher.work if watcher.has_run else work
+
+
+def _shown(group: BaseProcessGroup) -> Any:
+    """Return the plain group that stands for a group in its operators."""
+    if group.shown is None:
+        group.shown = ProcessGroup(group.get_group_store(), group.rank(), group.size())
+        group.shown._set_group_name(group.getGroupName())
+        group.shown._set_group_desc(group.getGroupDesc())
+    return group.shown
+
+
+@contextmanager
+def _below_all(mode: TorchDispatchMode) -> Iterator[None]:
+    """Put a mode below those that are set; torch's own stay below all others by their kind."""
+    above = [_pop_torch_dispatch_stack(None) for _ in range(_len_torch_dispatch_stack())]
+    _push_on_torch_dispatch_stack(mode)
+    for one in reversed(above):
+        _push_on_torch_dispatch_stack(one)
+    try:
+        yield
+    finally:
+        for _ in above:
+            _pop_torch_dispatch_stack(None)
+        _pop_torch_dispatch_stack(None)
+        for one in reversed(above):
+            _push_on_torch_dispatch_stack(one)
+
+
+class _Lowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Carries out a call when its operator comes to it."""
+
+    def __init__(self, carry_out: CarryOut, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._carry_out = carry_out
+        self._given = list(args), kwargs
+        self.has_run = False
+        self.work: TorchWork | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Carry out the call, unless a mode or class of torch's has still to see it."""
+        del types
+        is_torchs = any(_get_dispatch_mode(key) is not None for key in _MODES_OF_TORCH)
+        if func.namespace != _NAMESPACE or is_torchs:
+            return func(*args, **(kwargs or {}))
+        if any(map(_has_class, args)):
+            return NotImplemented  # the class comes next, and then this mode again
+        self.has_run = True
+        given, options = self._with_tensors(args)
+        self.work = self._carry_out(*given, **options)
+        handle = (self.work or TorchWork(())).boxed()
+        results = [handle if "Work" in str(one.type) else args[0] for one in func._schema.returns]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _with_tensors(self, args: Sequence[Any]) -> tuple[Any, Any]:
+        """Return the arguments with the operator's tensors: a class may have replaced its own."""
+        coming = iter([one for one in tree_leaves(args) if isinstance(one, torch.Tensor)])
+        given: tuple[Any, Any] = tree_map_only(torch.Tensor, lambda _: next(coming), self._given)
+        return given

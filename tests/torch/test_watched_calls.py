@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modes and classes of torch see a group's calls as they see Gloo's, on both backends and on nodes.
+
+They see one operator a call, none of its phases, and may keep the call from being made.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+import fastcoll
+from tests.support.backends import TorchGroup, on_backend
+from tests.support.harness import Pool, Rank, Setup
+from tests.support.verb_calls import VERB_CALLS
+
+Pools = Callable[[int], Pool]
+Program = Callable[[Rank], Any]
+# Gloo makes a batch of other operators of the first two, and a wrong sum of the third.
+NOT_OF_GLOO = (
+    "reduce_scatter_tensor_coalesced",
+    "all_gather_into_tensor_coalesced",
+    "all_reduce, strided",
+)
+# Gloo does not give its operator what it was given.
+OF_GLOO_ALONE = ("aten.split.Tensor", "aten.copy_.default")
+NAMES = [name for name, call in VERB_CALLS.items() if call.in_torch and name not in NOT_OF_GLOO]
+
+
+class Watching(TorchDispatchMode):
+    """Notes the operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Wrapped(torch.Tensor):
+    """A tensor that only its class can read."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> "Wrapped":
+        made: Wrapped = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*tree_map(lambda one: getattr(one, "inner", one), args), **(kwargs or {}))
+
+
+def each_verb(rank: Rank) -> dict[str, Any]:
+    """Of each verb, the first call and the second: what was seen, and what was written."""
+    group, found = TorchGroup(rank.rank, rank.world_size), {}
+    for name in NAMES:
+        for is_known in (False, True):
+            given, got = VERB_CALLS[name].tensors(rank.world_size)
+            with Watching() as mode:
+                VERB_CALLS[name].make(group, given, got)
+            seen = [one for one in mode.seen if one not in OF_GLOO_ALONE]
+            sums = [got.sum().item()] if VERB_CALLS[name].writes(rank.rank) else []
+            found[f"{name}, {is_known}"] = seen, sums
+    return found
+
+
+def counted(rank: Rank) -> dict[str, int]:
+    tensor = torch.ones(3)
+    with CommDebugMode() as mode:
+        for _ in range(2):
+            dist.all_reduce(tensor)
+            dist.all_gather_into_tensor(torch.empty(3 * rank.world_size), tensor)
+            dist.all_reduce(tensor, async_op=True).wait()  # type: ignore[union-attr]
+    return {str(name): number for name, number in mode.get_comm_counts().items()}
+
+
+def kept_back(rank: Rank) -> Any:
+    """Under FakeTensorMode no call is made: rank 1 makes none at all."""
+    group, shapes = TorchGroup(rank.rank, rank.world_size), []
+    for name in NAMES if rank.rank == 0 else ():
+        if name != "all_reduce_coalesced":  # which has no fake, as on Gloo
+            with FakeTensorMode():
+                given, got = VERB_CALLS[name].tensors(rank.world_size)
+                VERB_CALLS[name].make(group, given, got)
+            shapes.append((name, tuple(got.shape)))
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    return shapes, tensor.tolist()
+
+
+def of_a_class(rank: Rank) -> Any:
+    tensor = Wrapped(torch.full((3,), rank.rank + 1.0))
+    dist.all_reduce(tensor)
+    first = tensor.inner.tolist()
+    dist.all_reduce(tensor, async_op=True).wait()  # type: ignore[union-attr]
+    parts = [Wrapped(torch.zeros(3)) for _ in range(rank.world_size)]
+    dist.all_gather(parts, Wrapped(torch.full((3,), rank.rank * 1.0)))
+    return first, tensor.inner.tolist(), [one.inner.tolist() for one in parts]
+
+
+def differences(found: list[Any], wanted: list[Any]) -> list[Any]:
+    """Return what differs, by rank; of the verbs by name."""
+    if not isinstance(found[0], dict):
+        return [pair for pair in zip(found, wanted, strict=True) if pair[0] != pair[1]]
+    assert found[0].keys() == wanted[0].keys()
+    rows = zip(found, wanted, strict=True)
+    return [(name, a[name], b[name]) for a, b in rows for name in a if a[name] != b[name]]
+
+
+PROGRAMS: list[Program] = [each_verb, counted, kept_back, of_a_class]
+
+
+@pytest.fixture(scope="module")
+def of_gloo(bare_pools: Pools) -> Callable[[Program], Any]:
+    found: dict[str, Any] = {}
+
+    def run(program: Program) -> Any:
+        if program.__name__ not in found:
+            found[program.__name__] = bare_pools(2).run(on_backend, "gloo", program)
+        return found[program.__name__]
+
+    return run
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_calls_are_seen_as_gloos(
+    backend_pools: Pools, of_gloo: Callable[[Program], Any], program: Program
+) -> None:
+    found = backend_pools(2).run(on_backend, "fastcoll", program)
+    assert not differences(found, of_gloo(program))
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Any:
+    pool = Pool(2, Setup(init=False, nodes="ab"))
+    yield pool
+    pool.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_calls_over_nodes_are_seen_as_gloos(
+    two_nodes: Pool, of_gloo: Callable[[Program], Any], program: Program
+) -> None:
+    assert not differences(two_nodes.run(on_backend, "fastcoll", program), of_gloo(program))
+
+
+def phases(rank: Rank) -> list[str]:
+    """Return the operators that a mode sees of functions of fastcoll, which are none."""
+    tensor, large = torch.ones(3), torch.ones(300_000)
+    with Watching() as mode:
+        fastcoll.all_reduce(tensor)
+        fastcoll.all_reduce(large)
+        fastcoll.broadcast(large, 1)
+        fastcoll.barrier()
+    return mode.seen
+
+
+def test_phases_are_not_seen(clusters: Callable[[str], Pool]) -> None:
+    assert clusters("aab").run(phases) == [[]] * 3
