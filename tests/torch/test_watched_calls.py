@@ -109,6 +109,17 @@ def of_a_class(rank: Rank) -> Any:
     return first, tensor.inner.tolist(), [one.inner.tolist() for one in parts]
 
 
+def numbers(rank: Rank) -> list[int]:
+    """The sequence number after each of some calls."""
+    group: Any = dist.group.WORLD
+    seen = [group._get_sequence_number_for_group()]
+    for call in (dist.barrier, lambda: dist.all_reduce(torch.ones(2)), dist.barrier):
+        call()
+        seen.append(group._get_sequence_number_for_group())
+    group._set_sequence_number_for_group()
+    return seen
+
+
 def differences(found: list[Any], wanted: list[Any]) -> list[Any]:
     """Return what differs, by rank; of the verbs by name."""
     if not isinstance(found[0], dict):
@@ -118,7 +129,7 @@ def differences(found: list[Any], wanted: list[Any]) -> list[Any]:
     return [(name, a[name], b[name]) for a, b in rows for name in a if a[name] != b[name]]
 
 
-PROGRAMS: list[Program] = [each_verb, counted, kept_back, of_a_class]
+PROGRAMS: list[Program] = [each_verb, counted, kept_back, of_a_class, numbers]
 
 
 @pytest.fixture(scope="module")

@@ -196,6 +196,7 @@ def register() -> None:
         _records_itself()
         _replace_ddp_hook_in_cpp()
         _hear_new_limits()
+        _count_calls()
         _take_shrunk_groups()
         _end_batches_that_fail()
         fastcoll_autoload.autoload()  # where torch is told to load nothing
@@ -253,6 +254,23 @@ def _hear_new_limits() -> None:
             torchs(timeout, group)
 
     dist.distributed_c10d._set_pg_timeout = set_pg_timeout
+
+
+def _count_calls() -> None:
+    """Let a compiled group tell its sequence number: torch asks its own backends only."""
+    for method in ("_set_sequence_number_for_group", "_get_sequence_number_for_group"):
+        setattr(ProcessGroup, method, _asked_of_ours(method, getattr(ProcessGroup, method)))
+
+
+def _asked_of_ours(method: str, torchs: Any) -> Any:
+    @wraps(torchs)
+    def ask(self: ProcessGroup) -> Any:
+        backends: list[Any] = [self._get_backend(device) for device in self._device_types]
+        if backends and all(backend.name() == NAME for backend in backends):
+            return getattr(backends[0], method)()
+        return torchs(self)
+
+    return ask
 
 
 def _take_shrunk_groups() -> None:
