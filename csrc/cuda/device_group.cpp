@@ -151,7 +151,9 @@ bool DeviceGroup::has_come(void* event) noexcept {
   bool has_come = true;  // behind an error nothing comes any more
   attempt([&] {
     const OnDevice on(options_.device);
-    has_come = query_beside_captures(static_cast<cudaEvent_t>(event)) != cudaErrorNotReady;
+    const cudaError_t told = query_beside_captures(static_cast<cudaEvent_t>(event));
+    // A capture runs nothing.
+    has_come = told != cudaErrorNotReady && told != cudaErrorCapturedEvent;
   });
   return has_come;
 }

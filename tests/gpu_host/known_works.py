@@ -7,6 +7,7 @@
 import contextlib
 import ctypes
 from typing import Any
+from unittest import mock
 
 from tests.support.fake_cuda import FakeCuda
 from tests.support.fake_ranks import Stream, all_known, raises, run_program, two_ranks
@@ -79,6 +80,26 @@ def late(cuda: FakeCuda) -> None:
         ends = {at for _, at in works}
         assert len(ends) == 3
         assert ends > {end, its_end}, "dropped events are taken again"
+
+
+def captured(cuda: FakeCuda) -> None:
+    """In a capture nothing runs, so no call is over and no program waits; streams do."""
+    import torch
+
+    with two_ranks(cuda) as me:
+        comm, tensor = me.comm, torch.ones(9)
+        comm.all_reduce(tensor)
+        cuda.capture_events(True)
+        with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True):
+            with all_known():
+                work = comm.all_reduce(tensor, async_op=True)
+            assert not work.is_completed()
+            assert work.exception() is None
+            end = cuda.done_in_streams()[-1][2]
+            assert work.wait(30.0)
+            assert cuda.done_in_streams() == [("wait", 0, end)]
+        cuda.capture_events(False)
+        assert work.is_completed()
 
 
 def broken(cuda: FakeCuda) -> None:

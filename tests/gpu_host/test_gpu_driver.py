@@ -44,7 +44,7 @@ def test_known_calls(program: str, extension: Path) -> None:
     check("known_calls", program, extension)
 
 
-@pytest.mark.parametrize("program", ["beside", "late", "broken", "messages"])
+@pytest.mark.parametrize("program", ["beside", "late", "captured", "broken", "messages"])
 def test_known_works(program: str, extension: Path) -> None:
     """See the function of that name in `known_works`."""
     check("known_works", program, extension)

@@ -154,6 +154,10 @@ class FakeCuda:
         """Let no event have come, from now on or no longer."""
         self.library.fake_be_late(is_late)
 
+    def capture_events(self, captures: bool) -> None:
+        """Let each event be one of a capture, from now on or no longer."""
+        self.library.fake_capture_events(captures)
+
     def done_in_streams(self) -> list[tuple[str, int, int]]:
         """Return (launch, record or wait; stream; event) of all since the last question."""
         number = ctypes.c_uint64()

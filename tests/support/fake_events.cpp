@@ -9,7 +9,7 @@
 namespace {
 
 std::mutex mutex;
-std::atomic<bool> is_late = false;  // every event that is asked about
+std::atomic<cudaError_t> told = cudaSuccess;  // of every event that is asked about
 uint64_t next_event = 1;
 // The kinds, streams and events of all that was done, in its order. Kind 1 is a launch, 2 a record,
 // 3 a wait.
@@ -37,7 +37,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
 cudaError_t cudaEventDestroy(cudaEvent_t) { return use_context(); }
 cudaError_t cudaEventQuery(cudaEvent_t) {
   use_context();
-  return is_late ? cudaErrorNotReady : cudaSuccess;
+  return told;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   use_context();
@@ -51,7 +51,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 // ---- for the tests
 
 #pragma GCC visibility push(default)
-void fake_be_late(bool is) { is_late = is; }
+void fake_be_late(bool is) { told = is ? cudaErrorNotReady : cudaSuccess; }
+// Every event was last recorded in a stream that is being captured.
+void fake_capture_events(bool is) { told = is ? cudaErrorCapturedEvent : cudaSuccess; }
 // Words of what was done since the last question, and their number.
 const uint64_t* fake_done_in_streams(uint64_t* number) {
   static std::vector<uint64_t> told;

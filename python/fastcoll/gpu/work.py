@@ -80,13 +80,15 @@ def beside(
 def await_completion(
     side: DeviceSide, is_completed: Callable[[], bool], timeout: float | timedelta | None
 ) -> None:
-    """Let the program wait for a call, if there is a limit.
+    """Let the program wait for a call, if there is a limit; in a capture nothing is on its way.
 
     Raises:
         FastcollError: The error that broke the group.
         CollectiveTimeout: `timeout` ran out.
     """
     limit_s = limit_of_wait(timeout)
+    if limit_s and torch.cuda.is_current_stream_capturing():
+        return
     end = time.monotonic() + (limit_s or 0)
     while limit_s and not is_completed():
         if time.monotonic() > end:
