@@ -72,9 +72,11 @@ def run_python(
     )
 
 
-def build(command: list[str], sources: Sequence[Path], program: Path, limit_s: float) -> None:
+def compile_all(
+    command: list[str], sources: Sequence[Path], folder: Path, limit_s: float
+) -> list[Path]:
     """Compile each source on its own, all at once: ccache keeps no program of several sources."""
-    objects = [program.with_name(f"{source.stem}.o") for source in sources]
+    objects = [folder / f"{source.stem}.o" for source in sources]
     commands = [
         [*command, "-c", str(source), "-o", str(target)]
         for source, target in zip(sources, objects, strict=True)
@@ -82,6 +84,18 @@ def build(command: list[str], sources: Sequence[Path], program: Path, limit_s: f
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for done in pool.map(run, commands, [limit_s] * len(commands)):
             assert done.returncode == 0, done.stdout
+    return objects
+
+
+def build(
+    command: list[str],
+    sources: Sequence[Path],
+    program: Path,
+    limit_s: float,
+    objects: Sequence[Path] = (),
+) -> None:
+    """Compile sources, and link them with objects that were compiled by the same command."""
+    objects = [*compile_all(command, sources, program.parent, limit_s), *objects]
     linked = run([*command, *map(str, objects), "-o", str(program)], limit_s)
     assert linked.returncode == 0, linked.stdout
 

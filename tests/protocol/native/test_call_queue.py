@@ -10,6 +10,7 @@ from tests.support.programs import (
     UNDER_THREAD_SANITIZER,
     assert_caught,
     build,
+    compile_all,
     copy_planted,
     need,
     run,
@@ -74,22 +75,31 @@ PLANTED = {
 }
 
 
+COMMAND = ["g++", "-std=c++20", "-pthread", "-O1", "-g1", "-fsanitize=thread", "-Wall"]
+COMMAND += [f"-I{ROOT / 'csrc'}"]
+BESIDE = (
+    "csrc/group/threads.cpp",
+    "csrc/cpu/wait.cpp",
+    "tests/protocol/native/test_call_queue.cpp",
+)
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Compile the sources without a bug, once for all programs."""
+    need("g++", "setarch")
+    folder = tmp_path_factory.mktemp("call_queue")
+    return compile_all(COMMAND, [ROOT / name for name in BESIDE], folder, LIMIT_S)
+
+
 @pytest.mark.proof(*CPP)
 @pytest.mark.native
 @pytest.mark.parametrize("planted", ["", *PLANTED])
-def test_call_queue(planted: str, tmp_path: Path) -> None:
-    need("g++", "setarch")
+def test_call_queue(planted: str, beside: list[Path], tmp_path: Path) -> None:
     pattern, text, caught_by = PLANTED.get(planted, ("", "", ""))
-    command = ["g++", "-std=c++20", "-pthread", "-O1", "-g1", "-fsanitize=thread", "-Wall"]
-    command += [f"-I{ROOT / 'csrc'}"]
-    sources = [
-        copy_planted(ROOT / "csrc/group/call_queue.cpp", tmp_path, pattern, text),
-        ROOT / "csrc/group/threads.cpp",
-        ROOT / "csrc/cpu/wait.cpp",
-        ROOT / "tests/protocol/native/test_call_queue.cpp",
-    ]
+    source = copy_planted(ROOT / "csrc/group/call_queue.cpp", tmp_path, pattern, text)
     program = tmp_path / "program"
-    build(command, sources, program, LIMIT_S)
+    build(COMMAND, [source], program, LIMIT_S, beside)
     done = run([*UNDER_THREAD_SANITIZER, program], LIMIT_S)
     assert_caught(done, caught_by)
     assert planted or "all well" in done.stdout

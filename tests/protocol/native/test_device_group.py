@@ -14,6 +14,7 @@ from tests.support.programs import (
     UNDER_THREAD_SANITIZER,
     assert_caught,
     build,
+    compile_all,
     copy_planted,
     need,
     run,
@@ -22,7 +23,7 @@ from tests.support.programs import (
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 120
 SOURCE = ROOT / "csrc/cuda/device_group.cpp"
-BESIDE = ROOT / "csrc/cuda/launch_order.cpp"
+BESIDE = ("csrc/cuda/launch_order.cpp", "tests/protocol/native/test_device_group.cpp")
 
 # Planted bugs: the text that each replaces, the text in its place, and the message that tells.
 PLANTED = {
@@ -61,24 +62,27 @@ PLANTED = {
 }
 
 
-@pytest.mark.proof(*CPP)
-@pytest.mark.native
-@pytest.mark.parametrize("planted", ["", *PLANTED])
-def test_device_group(planted: str, tmp_path: Path) -> None:
+COMMAND = ["nvcc", "-std=c++20", "-cudart=none", "-Xcompiler=-fsanitize=thread,-pthread"]
+COMMAND += ["-Xcompiler=-O1,-g1,-Wall", f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'kernels'}"]
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Compile the sources without a bug, once for all programs."""
     if shutil.which("nvcc") is None:
         pytest.skip("not run: nvcc is not installed")
     need("setarch")
+    folder = tmp_path_factory.mktemp("device_group")
+    return compile_all(COMMAND, [ROOT / name for name in BESIDE], folder, LIMIT_S)
+
+
+@pytest.mark.proof(*CPP)
+@pytest.mark.native
+@pytest.mark.parametrize("planted", ["", *PLANTED])
+def test_device_group(planted: str, beside: list[Path], tmp_path: Path) -> None:
     pattern, text, caught_by = PLANTED.get(planted, ("", "", ""))
-    copy, program = copy_planted(SOURCE, tmp_path, pattern, text), tmp_path / "program"
-    includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'kernels'}"]
-    command = ["nvcc", "-std=c++20", "-cudart=none", "-Xcompiler=-fsanitize=thread,-pthread"]
-    command += ["-Xcompiler=-O1,-g1,-Wall", *includes]
-    build(
-        command,
-        [copy, BESIDE, ROOT / "tests/protocol/native/test_device_group.cpp"],
-        program,
-        LIMIT_S,
-    )
+    program = tmp_path / "program"
+    build(COMMAND, [copy_planted(SOURCE, tmp_path, pattern, text)], program, LIMIT_S, beside)
     done = run([*UNDER_THREAD_SANITIZER, program], LIMIT_S)
     assert_caught(done, caught_by)
     assert planted or "all well" in done.stdout
