@@ -4,13 +4,15 @@
 Decides the result of a missing tool, and reads the table of mutations that these tests prove.
 """
 
+import contextlib
 import importlib.util
-import itertools
+import json
 import os
 import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -102,6 +104,29 @@ def build(
 
 Said = tuple[int, str, str]  # what a program returned, and its two streams
 
+# Torch's import takes each rank two seconds. So the ranks of all ways are forked from a process
+# that has done it. Each goes on as a main program, and ends as an interpreter ends.
+FORKS = """
+import json, os, sys
+import torch, torch.distributed
+
+program, folder, *ranks = json.loads(sys.argv[1])
+pids = []
+for number, words in enumerate(ranks):
+    pids.append(os.fork())
+    if pids[-1] == 0:
+        sys.argv[1:] = words
+        for stream in (1, 2):
+            file = os.open(f"{folder}/rank-{number}-{stream}", os.O_WRONLY | os.O_CREAT)
+            os.dup2(file, stream)
+            os.close(file)
+        break
+else:
+    print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+    sys.exit()
+exec(compile(program, "<string>", "exec"))
+"""
+
 
 def run_in_pairs(
     folder: Path,
@@ -114,33 +139,25 @@ def run_in_pairs(
 
     Its arguments are the rank, a file to meet at, and the way.
     """
-    ranks = {
-        how: [
-            subprocess.Popen(
-                [
-                    *(sys.executable, *options, "-c", program),
-                    *(str(rank), str(folder / "-".join(how)), *how),
-                ],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        for how in hows
-    }
+    ways = list(hows)
+    ranks = [(str(rank), str(folder / "-".join(how)), *how) for how in ways for rank in range(2)]
+    started = subprocess.Popen(
+        [sys.executable, *options, "-c", FORKS, json.dumps([program, str(folder), *ranks])],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        said = {
-            how: [rank.communicate(timeout=limit_s) for rank in pair] for how, pair in ranks.items()
-        }
+        codes = json.loads(started.communicate(timeout=limit_s)[0])
     finally:
-        for rank in itertools.chain(*ranks.values()):
-            rank.kill()
-            rank.wait()
-    return {
-        how: [(rank.returncode, *texts) for rank, texts in zip(pair, said[how], strict=True)]
-        for how, pair in ranks.items()
-    }
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+    said = [
+        (code, *((folder / f"rank-{number}-{stream}").read_text() for stream in (1, 2)))
+        for number, code in enumerate(codes)
+    ]
+    return {how: said[2 * at : 2 * at + 2] for at, how in enumerate(ways)}
 
 
 def copy_planted(source: Path, folder: Path, pattern: str, text: str) -> Path:
