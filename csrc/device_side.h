@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "check.h"
 #include "plan.h"
@@ -13,6 +14,13 @@
 namespace fastcoll {
 
 inline constexpr const char* kDeviceSideName = "fastcoll.device_side";  // of the capsule
+
+// The memory of a call. counts: of uneven parts, as in LaunchOptions; else none.
+struct DeviceOperands {
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  std::span<const uint64_t> counts = {};
+};
 
 // A send or a receive of this rank's.
 struct DeviceMessage {
@@ -28,12 +36,13 @@ class DeviceSide {
  public:
   // Whether no kernel has left a verdict. Never waits.
   virtual bool is_well() const noexcept = 0;
-  // Start a plan without counts on a stream, as DeviceGroup::launch does; its failure, if any.
-  // Waits where the launch queue is full.
-  virtual std::optional<Failure> start(const Plan& plan, const std::byte* input, std::byte* output,
+  // Start a plan on a stream, as DeviceGroup::launch does; its failure, if any. Waits where the
+  // launch queue is full.
+  virtual std::optional<Failure> start(const Plan& plan, const DeviceOperands& operands,
                                        void* stream, double limit_s) noexcept = 0;
-  // The same for a message, by at most so many thread blocks.
-  virtual std::optional<Failure> start(const DeviceMessage& message, int most_channels,
+  // The same for messages, as one kernel: each peer and direction at most once. At most so many
+  // thread blocks for each.
+  virtual std::optional<Failure> start(std::span<const DeviceMessage> messages, int most_channels,
                                        void* stream, double limit_s) noexcept = 0;
 
   // Put an event behind a stream's work so far. It is made if null, and to be dropped in the end.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <string>
+#include <utility>
 
 #include "memory/cuda_driver.h"
 
@@ -111,19 +112,23 @@ std::optional<Failure> attempt(Body body) noexcept {
 
 }  // namespace
 
-std::optional<Failure> DeviceGroup::start(const Plan& plan, const std::byte* input,
-                                          std::byte* output, void* stream,
-                                          double limit_s) noexcept {
-  return attempt(
-      [&] { launch(plan, input, output, static_cast<cudaStream_t>(stream), {limit_s}); });
-}
-
-std::optional<Failure> DeviceGroup::start(const DeviceMessage& message, int most_channels,
+std::optional<Failure> DeviceGroup::start(const Plan& plan, const DeviceOperands& operands,
                                           void* stream, double limit_s) noexcept {
   return attempt([&] {
-    const PairTransfer one{
-        message.sends, message.data, message.numel, message.dtype, message.peer, message.tag, 0};
-    transfer({one}, most_channels, static_cast<cudaStream_t>(stream), limit_s);
+    const std::span<const uint64_t> counts = operands.counts;
+    launch(plan, operands.input, operands.output, static_cast<cudaStream_t>(stream),
+           {limit_s, {counts.begin(), counts.end()}});
+  });
+}
+
+std::optional<Failure> DeviceGroup::start(std::span<const DeviceMessage> messages,
+                                          int most_channels, void* stream,
+                                          double limit_s) noexcept {
+  return attempt([&] {
+    std::vector<PairTransfer> transfers;
+    for (const DeviceMessage& one : messages)
+      transfers.push_back({one.sends, one.data, one.numel, one.dtype, one.peer, one.tag, 0});
+    transfer(std::move(transfers), most_channels, static_cast<cudaStream_t>(stream), limit_s);
   });
 }
 

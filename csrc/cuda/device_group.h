@@ -59,10 +59,10 @@ class DeviceGroup final : public DeviceSide {
               const LaunchOptions& options);
   // The same for the known calls of fastcoll._C.
   bool is_well() const noexcept override { return !verdict(); }
-  std::optional<Failure> start(const Plan& plan, const std::byte* input, std::byte* output,
-                               void* stream, double limit_s) noexcept override;
-  std::optional<Failure> start(const DeviceMessage& message, int most_channels, void* stream,
+  std::optional<Failure> start(const Plan& plan, const DeviceOperands& operands, void* stream,
                                double limit_s) noexcept override;
+  std::optional<Failure> start(std::span<const DeviceMessage> messages, int most_channels,
+                               void* stream, double limit_s) noexcept override;
   std::optional<Failure> record(void*& event, void* stream) noexcept override;
   std::optional<Failure> let_wait(void* stream, void* event) noexcept override;
   bool has_come(void* event) noexcept override;

@@ -70,9 +70,10 @@ GpuCalls::~GpuCalls() {
   for (void* event : events_) side_.drop(event);
 }
 
-void GpuCalls::note(const DeviceMessage& one) {
-  journal_->write_message(one.sends, one.peer, one.dtype, one.numel, one.tag, {});
-  journal_->note_message(one.sends, one.peer, one.dtype, one.numel, one.tag);
+void GpuCalls::note(std::span<const DeviceMessage> messages) {
+  for (const DeviceMessage& one : messages)
+    journal_->write_message(one.sends, one.peer, one.dtype, one.numel, one.tag, {});
+  journal_->note_messages(messages);
 }
 
 std::optional<Failure> GpuCalls::follow(void* stream) noexcept {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <memory>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,7 @@ class GpuCalls {
 
   int device() const { return device_; }
   const SideStream& beside() const { return beside_; }
+  int num_channels() const { return num_channels_; }
   // Thread blocks of one message; 0: there are too few.
   int pair_channels() const { return std::min(kPairChannels, num_channels_ / 2); }
   void set_limit(double limit_s) { limit_s_ = limit_s; }
@@ -58,21 +60,21 @@ class GpuCalls {
   // The memory of symmetric tensors, which has a new one: nobody's use of it is known (streams.py).
   void use_symmetric(uintptr_t begin, uintptr_t end);
   void note_use(uintptr_t ptr, uintptr_t stream);
+  bool is_known_use(const void* ptr, void* stream) const;
 
   // Whether a call on these tensors may start in this stream without a closer look.
   bool may_start(const ProcessGroup& group, const void* input, const void* output, void* stream);
   // Write the call down. Then start it: without the GIL, as a full launch queue blocks.
   void note(const Plan& plan) { journal_->write(plan); }
-  std::optional<Failure> start(const Plan& plan, const void* input, void* output, void* stream,
+  std::optional<Failure> start(const Plan& plan, const DeviceOperands& operands, void* stream,
                                double limit_s) noexcept {
-    return side_.start(plan, static_cast<const std::byte*>(input), static_cast<std::byte*>(output),
-                       stream, limit_s);
+    return side_.start(plan, operands, stream, limit_s);
   }
-  // The same of a message.
-  void note(const DeviceMessage& message);
-  std::optional<Failure> start(const DeviceMessage& message, void* stream,
+  // The same of messages that are one kernel.
+  void note(std::span<const DeviceMessage> messages);
+  std::optional<Failure> start(std::span<const DeviceMessage> messages, void* stream,
                                double limit_s) noexcept {
-    return side_.start(message, pair_channels(), stream, limit_s);
+    return side_.start(messages, pair_channels(), stream, limit_s);
   }
 
   // Asynchronous calls: put the side's stream behind another one's work so far. Behind the call its
@@ -88,7 +90,6 @@ class GpuCalls {
   bool is_well(const ProcessGroup& group);
 
  private:
-  bool is_known_use(const void* ptr, void* stream) const;
   bool all_are_there(const ProcessGroup& group);
 
   DeviceSide& side_;

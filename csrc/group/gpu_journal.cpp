@@ -71,7 +71,7 @@ GpuJournal::Row GpuJournal::messages_row(bool sends, int peer) const {
 
 void GpuJournal::write(const Plan& plan, const std::string& site) {
   last_ = plan;
-  last_message_ = {};
+  last_messages_.clear();
   started_.clear();
   const PlanWords words = plan_words(plan);
   write(calls_row(), {words.kinds, words.numel, words.root_and_segment, words.splits}, site);
@@ -86,10 +86,14 @@ void GpuJournal::finish() { write(last_row(), {}, {}); }
 
 std::string GpuJournal::started() const {
   if (!started_.empty()) return started_;
-  if (const LastMessage& one = last_message_; one.peer >= 0)
-    return (one.sends ? "send(" : "recv(") +
-           describe_message({uint64_t(one.dtype), one.numel, one.tag, 0}) +
-           (one.sends ? ") to rank " : ") from rank ") + std::to_string(one.peer);
+  std::string text;
+  for (const DeviceMessage& one : last_messages_) {
+    text += text.empty() ? "" : ", ";
+    text += one.sends ? "send(" : "recv(";
+    text += describe_message({uint64_t(one.dtype), one.numel, one.tag, 0});
+    text += (one.sends ? ") to rank " : ") from rank ") + std::to_string(one.peer);
+  }
+  if (!text.empty()) return text;
   return numbers_[0] == 0 ? "nothing" : describe(last_) + " by " + describe_choice(last_);
 }
 

@@ -9,9 +9,11 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "device_side.h"
 #include "plan.h"
 
 namespace fastcoll {
@@ -36,10 +38,10 @@ class GpuJournal {
   // The last start of this rank: its collective, or what was noted since.
   std::string started() const;
   void note_started(const std::string& text) { started_ = text; }
-  // The same of one message, whose text is made only if it is asked for.
-  void note_message(bool sends, int peer, DType dtype, uint64_t numel, uint32_t tag) {
+  // The same of messages, whose text is made only if it is asked for.
+  void note_messages(std::span<const DeviceMessage> messages) {
     started_.clear();
-    last_message_ = {sends, peer, dtype, numel, tag};
+    last_messages_.assign(messages.begin(), messages.end());
   }
 
   struct Text {
@@ -86,16 +88,9 @@ class GpuJournal {
   const int world_size_;
   std::vector<Entry*> pages_;      // by rank; none once it is closed
   std::vector<uint64_t> numbers_;  // of the entries that this rank wrote, by row
-  struct LastMessage {
-    bool sends = false;
-    int peer = -1;  // none
-    DType dtype{};
-    uint64_t numel = 0;
-    uint32_t tag = 0;
-  };
   Plan last_;
-  LastMessage last_message_;  // since the last plan
-  std::string started_;       // empty: it is the last message, or the last plan
+  std::vector<DeviceMessage> last_messages_;  // since the last plan
+  std::string started_;                       // empty: it is these messages, or the last plan
 };
 
 }  // namespace fastcoll

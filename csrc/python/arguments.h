@@ -23,6 +23,7 @@ class Owned {
   explicit Owned(PyObject* object) : object_(object) {
     if (!object) PyErr_Clear();
   }
+  Owned(Owned&& other) noexcept : object_(other.release()) {}
   Owned(const Owned&) = delete;
   Owned& operator=(const Owned&) = delete;
   ~Owned() { Py_XDECREF(object_); }

@@ -6,8 +6,10 @@
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "group/gpu_batches.h"
 #include "group/gpu_calls.h"
 #include "group/gpu_journal.h"
 #include "python/status_dict.h"
@@ -76,6 +78,16 @@ SideStream to_side_stream(const py::object& object) {
 
 void bind_gpu_calls(py::module_& module) {
   bind_journal(module);
+  module.def(
+      "transfer_kernels",
+      [](const std::vector<std::pair<bool, int>>& transfers, int rank, int world_size, int channels,
+         int blocks) {
+        std::vector<TransferPair> pairs;
+        for (const auto& [sends, peer] : transfers) pairs.push_back({sends, peer});
+        return transfer_kernels(pairs, rank, world_size, channels, blocks);
+      },
+      py::arg("pairs"), py::arg("rank"), py::arg("world_size"), py::arg("channels"),
+      py::arg("blocks"));
   py::class_<GpuCalls, std::shared_ptr<GpuCalls>>(module, "GpuCalls")
       .def(py::init([](const py::object& side, int device, std::shared_ptr<GpuJournal> journal,
                        double limit_s, const py::object& beside, int num_channels) {

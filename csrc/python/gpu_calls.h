@@ -5,6 +5,8 @@
 
 #include <Python.h>
 
+#include <vector>
+
 #include "group/process_group.h"
 #include "python/prepare.h"
 #include "python/work_type.h"
@@ -15,11 +17,12 @@ namespace fastcoll {
 struct PreparedOnGpu {
   Prepared call;
   void* stream = nullptr;
-  void* current = nullptr;  // of a call beside: the stream that it follows
+  void* current = nullptr;       // of a call beside: the stream that it follows
+  std::vector<uint64_t> counts;  // of uneven parts: to each rank, then from each
 };
 
-// Of a verb with one tensor, or one of each kind; no fast call where the group has no GPU. A call
-// beside runs in the side's stream.
+// Of a verb with tensors or parts; no fast call where the group has no GPU. A call beside runs in
+// the side's stream.
 PreparedOnGpu prepare_on_gpu(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
                              bool beside = false);
 
@@ -29,10 +32,5 @@ void start_on_gpu(ProcessGroup& group, const PreparedOnGpu& prepared, double tim
 // Throws a Failure, or Interrupted with a Python error set.
 PyObject* start_beside(const Caller& caller, const PreparedOnGpu& prepared, const Args& args,
                        PyObject* outputs);
-
-// send and recv in the current stream, isend and irecv beside it. Null if it is no fast call; then
-// nothing has happened. Else a new reference to the result. They throw as start_beside.
-PyObject* run_transfer_on_gpu(bool sends, ProcessGroup& group, const Args& args);
-PyObject* start_transfer_on_gpu(bool sends, const Caller& caller, const Args& args);
 
 }  // namespace fastcoll

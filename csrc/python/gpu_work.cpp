@@ -19,7 +19,7 @@ struct GpuWork {
   Caller caller;      // whose object this keeps; it keeps the side
   PyObject* outputs;  // a list
   std::shared_ptr<GpuCalls> calls;
-  void* event;  // null until it has started
+  std::shared_ptr<void> event;  // none until it has started
   int peer;
 };
 
@@ -29,7 +29,7 @@ GpuWork& work_of(PyObject* object) { return *reinterpret_cast<GpuWork*>(object);
 
 void deallocate(PyObject* object) {
   GpuWork& work = work_of(object);
-  if (work.event) work.calls->give_back(work.event);
+  work.event.~shared_ptr();
   work.calls.~shared_ptr();
   Py_DECREF(work.outputs);
   Py_DECREF(work.caller.object);
@@ -43,7 +43,7 @@ PyObject* wait_in_stream(PyObject* self, double) {
   const std::optional<void*> stream = current_stream(work.calls->device());
   if (!stream)
     return PyErr_Format(PyExc_RuntimeError, "torch does not tell its current stream any more");
-  if (const auto failure = work.calls->let_wait(*stream, work.event)) {
+  if (const auto failure = work.calls->let_wait(*stream, work.event.get())) {
     set_python_error(*failure);
     return nullptr;
   }
@@ -57,7 +57,7 @@ PyObject* wait_in_stream(PyObject* self, double) {
 
 PyObject* is_completed(PyObject* self, PyObject*) {
   const GpuWork& work = work_of(self);
-  return PyBool_FromLong(work.calls->has_come(work.event));
+  return PyBool_FromLong(work.calls->has_come(work.event.get()));
 }
 
 PyMethodDef methods[] = {
@@ -100,14 +100,21 @@ PyObject* new_gpu_work(const Caller& caller, PyObject* outputs, int peer) {
   GpuWork& work = work_of(object);
   new (&work.caller) Caller{caller.group, Py_NewRef(caller.object)};
   new (&work.calls) std::shared_ptr<GpuCalls>(caller.group.shared_gpu_calls());
+  new (&work.event) std::shared_ptr<void>();
   work.outputs = Py_NewRef(outputs);
   work.peer = peer;
   return object;
 }
 
-void begin_gpu_work(PyObject* object) {
-  GpuWork& work = work_of(object);
-  if (const auto failure = work.calls->take_event(work.event)) throw *failure;
+void begin_gpu_works(std::span<PyObject* const> works) {
+  const std::shared_ptr<GpuCalls> calls = work_of(works[0]).calls;
+  void* taken = nullptr;
+  const auto failure = calls->take_event(taken);
+  const std::shared_ptr<void> event(taken, [calls](void* one) {
+    if (one) calls->give_back(one);
+  });
+  if (failure) throw *failure;
+  for (PyObject* work : works) work_of(work).event = event;
 }
 
 bool add_gpu_work(PyObject* module) { return PyModule_AddType(module, &type) == 0; }

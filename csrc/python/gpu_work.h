@@ -7,6 +7,7 @@
 #include <Python.h>
 
 #include <memory>
+#include <span>
 
 #include "group/gpu_calls.h"
 #include "python/work_type.h"
@@ -16,8 +17,8 @@ namespace fastcoll {
 // The handle of something that is about to start in the side's stream; its event comes then.
 // `outputs` is a list. peer: of a transfer; else -1. Throws Interrupted with a Python error set.
 PyObject* new_gpu_work(const Caller& caller, PyObject* outputs, int peer);
-// It has started: the event behind it. Throws a Failure.
-void begin_gpu_work(PyObject* work);
+// They have started together: the event behind them. Throws a Failure.
+void begin_gpu_works(std::span<PyObject* const> works);
 
 // Add the type to the module. False with a Python error set.
 bool add_gpu_work(PyObject* module);

@@ -8,12 +8,6 @@ namespace fastcoll {
 
 namespace {
 
-struct OnCpu {
-  const ProcessGroup& group;
-  std::optional<TensorView> view(PyObject* object) const { return view_argument(object); }
-  const Plan* find(const PlanTable::Key& key) const { return group.cached_plan(key); }
-};
-
 // A list of hundreds of tensors drives its own objects out of the caches. So fetch some tensors
 // ahead of the i-th, and their objects earlier still.
 void expect_tensors(std::span<PyObject* const> tensors, size_t i) {

@@ -10,6 +10,12 @@
 
 namespace fastcoll {
 
+struct OnCpu {
+  const ProcessGroup& group;
+  std::optional<TensorView> view(PyObject* object) const { return view_argument(object); }
+  const Plan* find(const PlanTable::Key& key) const { return group.cached_plan(key); }
+};
+
 template <class Side>
 Prepared with_plan(const Side& side, CallOptions options, Verb verb, DType dtype, Op op,
                    uint64_t numel, int root, const void* input, void* output) {

@@ -14,6 +14,7 @@
 #include "python/errors.h"
 #include "python/fast_calls.h"
 #include "python/gpu_calls.h"
+#include "python/gpu_transfers.h"
 #include "python/host.h"
 #include "python/outputs.h"
 #include "python/prepare.h"
@@ -51,11 +52,16 @@ template <FastVerb kVerb>
   return prepare_strided(kVerb, group, args, op, places.strided);
 }
 
+constexpr bool is_known_on_gpu(FastVerb verb) {
+  const Signature& signature = signature_of(verb);
+  return (signature.kind == VerbKind::tensors || signature.kind == VerbKind::parts) &&
+         signature.core != Verb::barrier;
+}
+
 // Whether it was a fast call on a GPU, which then has started.
 template <FastVerb kVerb>
 [[gnu::noinline]] bool start_there(ProcessGroup& group, const Args& args, Op op) {
-  constexpr Signature kSignature = signature_of(kVerb);
-  if constexpr (kSignature.kind == VerbKind::tensors && kSignature.core != Verb::barrier) {
+  if constexpr (is_known_on_gpu(kVerb)) {
     const PreparedOnGpu prepared = prepare_on_gpu(kVerb, group, args, op);
     if (!prepared.call.is_fast()) return false;
     count_writes(written_by<kVerb>(group, args));
@@ -68,8 +74,7 @@ template <FastVerb kVerb>
 // As start_collective, of a call on a GPU.
 template <FastVerb kVerb>
 [[gnu::noinline]] PyObject* start_beside_there(const Caller& caller, const Args& args, Op op) {
-  constexpr Signature kSignature = signature_of(kVerb);
-  if constexpr (kSignature.kind == VerbKind::tensors && kSignature.core != Verb::barrier) {
+  if constexpr (is_known_on_gpu(kVerb)) {
     const PreparedOnGpu prepared = prepare_on_gpu(kVerb, caller.group, args, op, true);
     if (!prepared.call.is_fast()) return nullptr;
     const Owned outputs(outputs_of<kVerb>(caller.group, args));
@@ -152,17 +157,18 @@ PyObject* run_collective(const Caller& caller, Args& args) {
   const std::optional<Op> op = op_of(args[kOp]);
   if (!op) return nullptr;
   if (!is_async && !may_run_now(group)) return nullptr;
+  const auto start = [&] {
+    PyObject* work = group.gpu_calls() ? start_beside_there<kVerb>(caller, args, *op) : nullptr;
+    return work ? work : start_collective<kVerb>(caller, args, *op);
+  };
   if constexpr (!signature_of(kVerb).takes_sequences) {
-    if (is_async) {
-      PyObject* work = group.gpu_calls() ? start_beside_there<kVerb>(caller, args, *op) : nullptr;
-      return work ? work : start_collective<kVerb>(caller, args, *op);
-    }
+    if (is_async) return start();
     return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
   } else {
     const ListSnapshot first(args[kTensor]), second(args[kSecond]);
     args[kTensor] = first.or_given(args[kTensor]);
     args[kSecond] = second.or_given(args[kSecond]);
-    if (is_async) return start_collective<kVerb>(caller, args, *op);
+    if (is_async) return start();
     if constexpr (!takes_lists(kVerb)) {
       return run_one<kVerb>(group, args, *op) ? Py_NewRef(Py_None) : nullptr;
     } else {
@@ -190,8 +196,11 @@ PyObject* run_fast(const Caller& caller, Args& args) {
     PyObject* work = start_transfer(kSends, caller, args);
     if (work || !caller.group.gpu_calls()) return work;
     return start_transfer_on_gpu(kSends, caller, args);
-  } else if constexpr (kVerb == FastVerb::batch_isend_irecv) return start_batch(caller, args);
-  else return run_collective<kVerb>(caller, args);
+  } else if constexpr (kVerb == FastVerb::batch_isend_irecv) {
+    PyObject* works = start_batch(caller, args);
+    if (works || !caller.group.gpu_calls()) return works;
+    return start_batch_on_gpu(caller, args);
+  } else return run_collective<kVerb>(caller, args);
 }
 
 }  // namespace fastcoll

@@ -79,31 +79,40 @@ PyObject* start_transfer(bool sends, const Caller& caller, const Args& args) {
   return work.release();
 }
 
-PyObject* start_batch(const Caller& caller, const Args& args) {
+std::optional<BatchItem> read_batch_item(PyObject* object) {
   static PyObject* const op_name = PyUnicode_InternFromString("op");
   static PyObject* const tensor_name = PyUnicode_InternFromString("tensor");
   static PyObject* const peer_name = PyUnicode_InternFromString("peer");
   static PyObject* const tag_name = PyUnicode_InternFromString("tag");
   static PyObject* const group_name = PyUnicode_InternFromString("group");
   static PyObject* const group_peer_name = PyUnicode_InternFromString("group_peer");
+  if (Py_TYPE(object) != p2p_op_type) return std::nullopt;
+  const Owned op(PyObject_GetAttr(object, op_name)), group(PyObject_GetAttr(object, group_name)),
+      group_peer(PyObject_GetAttr(object, group_peer_name));
+  if (group.get() != Py_None || group_peer.get() != Py_None) return std::nullopt;
+  const std::optional<bool> sends = is_send(op.get());
+  if (!sends) return std::nullopt;
+  std::optional<BatchItem> item(BatchItem{*sends, Owned(PyObject_GetAttr(object, tensor_name)),
+                                          Owned(PyObject_GetAttr(object, peer_name)),
+                                          Owned(PyObject_GetAttr(object, tag_name))});
+  if (!item->tag.get()) item.reset();
+  return item;
+}
+
+PyObject* start_batch(const Caller& caller, const Args& args) {
   std::vector<std::shared_ptr<Transfer>> transfers;
   std::vector<PyObject*> received;  // the works keep them
   Owned works(PyList_New(0));
-  for (PyObject* one : items_of(args[kTensor])) {
-    if (Py_TYPE(one) != p2p_op_type) return nullptr;
-    const Owned op(PyObject_GetAttr(one, op_name)), tensor(PyObject_GetAttr(one, tensor_name)),
-        peer(PyObject_GetAttr(one, peer_name)), tag(PyObject_GetAttr(one, tag_name)),
-        group(PyObject_GetAttr(one, group_name)),
-        group_peer(PyObject_GetAttr(one, group_peer_name));
-    if (group.get() != Py_None || group_peer.get() != Py_None) return nullptr;
-    const std::optional<bool> sends = is_send(op.get());
-    if (!sends || !tag.get()) return nullptr;
-    auto transfer = prepare(*sends, caller.group, tensor.get(), peer.get(), tag.get());
+  for (PyObject* object : items_of(args[kTensor])) {
+    const std::optional<BatchItem> one = read_batch_item(object);
+    if (!one) return nullptr;
+    PyObject* const tensor = one->tensor.get();
+    auto transfer = prepare(one->sends, caller.group, tensor, one->peer.get(), one->tag.get());
     if (!transfer) return nullptr;
-    const Owned work(new_transfer_work(caller, tensor.get()));
+    const Owned work(new_transfer_work(caller, tensor));
     if (!work.get() || PyList_Append(works.get(), work.get()) != 0) throw Interrupted{};
     transfers.push_back(std::move(transfer));
-    if (!*sends) received.push_back(tensor.get());
+    if (!one->sends) received.push_back(tensor);
   }
   if (transfers.empty()) return nullptr;
   for (PyObject* tensor : received) count_write(tensor);

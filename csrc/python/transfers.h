@@ -4,6 +4,9 @@
 
 #include <Python.h>
 
+#include <optional>
+
+#include "python/arguments.h"
 #include "python/prepare.h"
 #include "python/transfer_work.h"
 
@@ -14,6 +17,13 @@ namespace fastcoll {
 PyObject* run_transfer(bool sends, ProcessGroup& group, const Args& args);     // send, recv
 PyObject* start_transfer(bool sends, const Caller& caller, const Args& args);  // isend, irecv
 PyObject* start_batch(const Caller& caller, const Args& args);                 // batch_isend_irecv
+
+// One of a batch: a fastcoll.P2POp that names no group. None if it is anything else.
+struct BatchItem {
+  bool sends;
+  Owned tensor, peer, tag;
+};
+std::optional<BatchItem> read_batch_item(PyObject* object);
 
 // The class of a batch's items: fastcoll.P2POp.
 PyObject* set_p2p_op_type(PyObject*, PyObject* object);

@@ -127,6 +127,10 @@ class GpuJournal:
     def num_messages(self, sends: bool, peer: int) -> int: ...
     def close(self) -> None: ...
 
+def transfer_kernels(
+    pairs: Sequence[tuple[bool, int]], rank: int, world_size: int, channels: int, blocks: int
+) -> list[list[int]]: ...
+
 class GpuCalls:
     def __init__(
         self,

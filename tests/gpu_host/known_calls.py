@@ -19,6 +19,7 @@ from tests.support.fake_ranks import (
     LIMIT_S,
     Stream,
     all_known,
+    heap_of_floats,
     looked_at,
     raises,
     run_program,
@@ -196,19 +197,12 @@ def carriers(cuda: FakeCuda) -> None:
 
 def symmetric(cuda: FakeCuda) -> None:
     """A use of symmetric memory in a stream is noted before C++ starts such calls."""
-    import numpy as np
     import torch
 
     def make(comm: Any) -> Any:
         return [comm.empty(8, device="cuda:0") for _ in range(2)]
 
-    def fake_tensor(block: Any, *_: Any) -> Any:
-        array = np.frombuffer((ctypes.c_char * 32).from_address(block.ptr), np.float32)
-        return torch.from_numpy(array)
-
-    from fastcoll.gpu import group
-
-    with mock.patch.object(group, "tensor_on", fake_tensor), two_ranks(cuda, make) as me:
+    with heap_of_floats(), two_ranks(cuda, make) as me:
         comm, (first, second) = me.comm, me.result
         uses = comm.device_group._streams._spans[0].streams
         for tensor in (first, second):
@@ -292,8 +286,9 @@ def timing(cuda: FakeCuda) -> None:
     from fastcoll.native import _C
 
     with two_ranks(cuda) as me:
-        tensor = torch.ones(1000)
-        me.comm.all_reduce(tensor)
+        tensor, whole, out = torch.ones(1000), torch.ones(2000), torch.ones(2000)
+        outs, splits = list(out.chunk(2)), [1000, 1000]
+        ops = [fastcoll.P2POp("isend", tensor, 1) for _ in range(2)]
         _C.set_default_group(me.comm)
         ways: dict[str, Callable[[Any], Any]] = {
             "all_reduce": lambda verbs: verbs.all_reduce(tensor),
@@ -302,10 +297,19 @@ def timing(cuda: FakeCuda) -> None:
             ).wait(),
             "send": lambda verbs: verbs.send(tensor, 1),
             "isend, wait": lambda verbs: verbs.isend(tensor, 1).wait(),
+            "batch of two isends, wait": lambda verbs: [
+                work.wait() for work in verbs.batch_isend_irecv(ops)
+            ],
+            "all_gather of a list": lambda verbs: verbs.all_gather(outs, tensor),
+            "all_to_all_single": lambda verbs: verbs.all_to_all_single(out, whole),
+            "all_to_all_single with splits": lambda verbs: verbs.all_to_all_single(
+                out, whole, splits, splits
+            ),
         }
         for known in (True, False):
             me.comm.use_gpu(me.comm.device_group.known if known else None)
             for name, call in ways.items():
+                call(me.comm)
                 best, end = 1.0, time.perf_counter() + SECONDS
                 while time.perf_counter() < end:
                     start = time.perf_counter()

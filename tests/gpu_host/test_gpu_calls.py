@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcoll.errors import UnsupportedError
-from fastcoll.gpu import batches as device_batches
+from fastcoll.gpu.batches import pair_channels
+from fastcoll.native import _C
 from tests.contract.test_gpu_parts import go_through, messages
 from tests.support.gpu import needs_gpu_part
 from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
@@ -72,9 +73,9 @@ def test_all_ranks_come_to_a_kernel_of_a_transfer_together(case: Any) -> None:
     for rank, order in enumerate(orders):
         mine = [(True, to) for by, to in order if by == rank]
         mine += [(False, by) for by, to in order if to == rank]
-        grouped = device_batches.kernels(mine, rank, world, channels, 4)
+        blocks = pair_channels(channels, 4)
+        grouped = _C.transfer_kernels(mine, rank, world, channels, blocks)
         assert sorted(index for group in grouped for index in group) == list(range(len(mine)))
-        blocks = device_batches.pair_channels(channels, 4)
         assert all(len(group) * blocks <= channels for group in grouped)
         assert all(len({mine[i] for i in group}) == len(group) for group in grouped)
         plans.append([[mine[i] for i in group] for group in grouped])
@@ -140,7 +141,7 @@ def test_mistakes_are_refused(own_pools: Pools) -> None:
         assert "tensor is on cuda:0 and tensor_list on the CPU" in mixed_places.text
         assert expanded.kind == "UsageError"
     with pytest.raises(UnsupportedError, match="FASTCOLL_GPU_CHANNELS"):
-        device_batches.pair_channels(1, 4)
+        pair_channels(1, 4)
 
 
 # ---- when something goes wrong -------------------------------------------------------------------

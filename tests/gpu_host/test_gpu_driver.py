@@ -48,3 +48,11 @@ def test_known_calls(program: str, extension: Path) -> None:
 def test_known_works(program: str, extension: Path) -> None:
     """See the function of that name in `known_works`."""
     check("known_works", program, extension)
+
+
+@pytest.mark.parametrize(
+    "program", ["verbs", "program", "symmetric", "batches", "batches_by_python"]
+)
+def test_known_parts(program: str, extension: Path) -> None:
+    """See the function of that name in `known_parts`."""
+    check("known_parts", program, extension)

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -38,7 +39,7 @@ thread_local int thread_device = 0;
 thread_local std::vector<CUcontext> stack;
 bool captures = false;                // every stream, in capture 1
 std::atomic<uint64_t> launches{0};    // of collectives
-std::array<uint64_t, 11> launched{};  // of the last one: see fake_launched
+std::array<uint64_t, 16> launched{};  // of the last one: see fake_launched
 bool refuses = false;                 // every launch of a collective
 std::atomic<bool> is_full = false;    // the launch queue: whoever launches waits
 std::atomic<bool> is_waiting = false;
@@ -306,7 +307,7 @@ uint64_t fake_created_bytes() { return created_bytes; }
 void fake_capture(bool begins) { captures = begins; }
 uint64_t fake_launches() { return launches; }
 // The last one's verb, dtype, op, algorithm, numel, root, input, output, stream, limit in ns, and
-// the host's words.
+// the host's words. Then whether it has counts, and those of a group of two.
 const uint64_t* fake_launched() { return launched.data(); }
 void fake_refuse(bool refuses_all) { refuses = refuses_all; }
 void fake_fill_queue(bool fills) { is_full = fills; }
@@ -339,7 +340,9 @@ void launch_collective(const Plan& plan, DeviceCall call, const Place& place,
               reinterpret_cast<uint64_t>(call.output),
               reinterpret_cast<uint64_t>(place.stream),
               call.limit_ns,
-              reinterpret_cast<uint64_t>(call.host)};
+              reinterpret_cast<uint64_t>(call.host),
+              uint64_t(plan.splits != 0)};
+  std::copy_n(call.counts, 4, launched.begin() + 12);
   if (refuses) throw Failure(ErrorKind::driver, "refused by the fake");
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   for (is_waiting = is_full.load(); is_full; std::this_thread::yield())
@@ -356,12 +359,15 @@ void launch_transfers(const std::vector<PairTransfer>& transfers, const DeviceCa
   note_launch(place.stream);
   const GpuLayout& layout = call.layout;
   const auto pad = [&](int rank) { return reinterpret_cast<GpuPad*>(call.regions[rank]); };
+  const auto staged = [&](int peer, uint64_t number) {
+    return layout.pair_scratch(peer, 0) + number % 2 * kPairHalfBytes;
+  };
   for (const PairTransfer& one : transfers) {
     if (!one.sends) continue;
-    std::memcpy(call.regions[call.rank] + layout.pair_scratch(one.peer, 0), one.data,
+    uint64_t& sent = pad(one.peer)->receive[call.rank][0].from_peer.progress;
+    std::memcpy(call.regions[call.rank] + staged(one.peer, sent + 1), one.data,
                 one.numel * dtype_size(one.dtype));
-    __atomic_fetch_add(&pad(one.peer)->receive[call.rank][0].from_peer.progress, 1,
-                       __ATOMIC_RELEASE);
+    __atomic_fetch_add(&sent, 1, __ATOMIC_RELEASE);
   }
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   for (const PairTransfer& one : transfers) {
@@ -370,7 +376,7 @@ void launch_transfers(const std::vector<PairTransfer>& transfers, const DeviceCa
     const uint64_t awaited = ++receive[0].state.turn;
     while (__atomic_load_n(&receive[0].from_peer.progress, __ATOMIC_ACQUIRE) < awaited)
       if (std::chrono::steady_clock::now() > end) throw Failure(ErrorKind::driver, "no message");
-    std::memcpy(one.data, call.regions[one.peer] + layout.pair_scratch(call.rank, 0),
+    std::memcpy(one.data, call.regions[one.peer] + staged(call.rank, awaited),
                 one.numel * dtype_size(one.dtype));
   }
 }

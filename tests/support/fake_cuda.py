@@ -27,7 +27,7 @@ _NAME = "fastcoll._cuda"
 _LIMIT_S = 300
 _LAUNCHED = (
     *("verb", "dtype", "op", "algorithm", "numel", "root", "input", "output", "stream"),
-    *("limit_ns", "host"),
+    *("limit_ns", "host", "counted", "to_0", "to_1", "from_0", "from_1"),
 )
 _SOURCES = (
     "tests/support/fake_cuda.cpp",

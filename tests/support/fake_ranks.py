@@ -5,6 +5,7 @@ The tensors are the CPU's, and pass for a GPU's. A launch does nothing but note 
 """
 
 import contextlib
+import ctypes
 import os
 import sys
 import tempfile
@@ -80,6 +81,22 @@ def tensors_on_gpu(cuda: FakeCuda) -> Iterator[SimpleNamespace]:
             yield state
         finally:
             cuda.put_tensors_on(-1)
+
+
+@contextlib.contextmanager
+def heap_of_floats() -> Iterator[None]:
+    """Let symmetric tensors be eight floats of the CPU."""
+    import numpy as np
+    import torch
+
+    from fastcoll.gpu import group
+
+    def tensor_on(block: Any, *_: Any) -> Any:
+        array = np.frombuffer((ctypes.c_char * 32).from_address(block.ptr), np.float32)
+        return torch.from_numpy(array)
+
+    with mock.patch.object(group, "tensor_on", tensor_on):
+        yield
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from fastcoll.calls.tensors import Operands
 from fastcoll.calls.transfers import ANY, Transfer, to_itself
 from fastcoll.calls.work import Work
 from fastcoll.errors import FastcollError, UnsupportedError, UsageError
-from fastcoll.gpu.batches import kernels, pair_channels
+from fastcoll.gpu.batches import pair_channels
 from fastcoll.gpu.copies import CopyEngine
 from fastcoll.gpu.heap import DeviceHeap
 from fastcoll.gpu.host import DeviceHost, GpuLink, claim_blocks, hello_of
@@ -209,7 +209,7 @@ class DeviceGroup:
         most = pair_channels(channels, _cuda.K_PAIR_CHANNELS)
         pairs = [(one.sends, one.peer) for one in others]
         self._check([one.peer for one in others], ToCome(messages=pairs))
-        batches = kernels(pairs, host.rank, host.world_size, channels, _cuda.K_PAIR_CHANNELS)
+        batches = _C.transfer_kernels(pairs, host.rank, host.world_size, channels, most)
 
         def body(stream: torch.cuda.Stream) -> None:
             for source, target in own:
