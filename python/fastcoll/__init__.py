@@ -34,6 +34,7 @@ from fastcoll.api.objects import (
     scatter_object_list,
     send_object_list,
 )
+from fastcoll.api.reductions import prepare
 from fastcoll.api.tensors import empty, from_tensor, zeros
 from fastcoll.api.verbs import (
     all_gather,
@@ -63,6 +64,7 @@ from fastcoll.api.verbs import (
 )
 from fastcoll.bootstrap.identity import library_version
 from fastcoll.calls.batches import P2POp
+from fastcoll.calls.epilogues import TritonEpilogue
 from fastcoll.calls.group import BaseGroup as Group
 from fastcoll.calls.rows import RMSNorm
 from fastcoll.calls.work import Work
@@ -119,6 +121,7 @@ __all__ = [
     "PeerLostError",
     "RMSNorm",
     "ReduceOp",
+    "TritonEpilogue",
     "UnsupportedError",
     "UsageError",
     "Work",
@@ -158,6 +161,7 @@ __all__ = [
     "make_default",
     "monitored_barrier",
     "new_group",
+    "prepare",
     "recv",
     "recv_object_list",
     "reduce",

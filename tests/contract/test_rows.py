@@ -291,7 +291,7 @@ def coded(scales: torch.Tensor, dtype: torch.dtype = torch.int8) -> Callable[[An
 
 # name -> the call, the class, and words of the text
 REFUSED: dict[str, tuple[Callable[[Any], Any], str, str]] = {
-    "another class": (lambda c: c.all_reduce(ones(), then=len), "UsageError", "RMSNorm, not"),
+    "another class": (lambda c: c.all_reduce(ones(), then=len), "UsageError", "Epilogue, not"),
     "a short weight": (norm_of(weight=ones(63)), "UsageError", "(63,) of float32; it needs (64,)"),
     "a weight of integers": (
         norm_of(weight=ones(64, dtype=torch.int32)),

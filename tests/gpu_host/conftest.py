@@ -3,11 +3,14 @@
 
 import importlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fastcoll.machine import gpu
+from tests.support import harness
 from tests.support.fake_driver import Driver, fake_driver
 
 
@@ -32,3 +35,18 @@ def report(
         return capsys.readouterr().out
 
     return run
+
+
+@pytest.fixture(scope="module")
+def triton_pools() -> Iterator[harness.Pools]:
+    """`triton_pools(n)` are n ranks, `triton_pools("aab")` some of two nodes.
+
+    Their Triton kernels run by its interpreter.
+    """
+
+    def start(kind: Any) -> harness.Pool:
+        world, nodes = (kind, "") if isinstance(kind, int) else (len(kind), kind)
+        return harness.Pool(world, harness.Setup(env={"TRITON_INTERPRET": "1"}, nodes=nodes))
+
+    with closing(harness.Pools(start)) as pools:
+        yield pools

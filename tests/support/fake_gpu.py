@@ -24,7 +24,7 @@ import torch.distributed as dist
 from fastcoll import _C
 from fastcoll.api import VERBS
 from fastcoll.calls import arrays as array
-from fastcoll.calls import foreign
+from fastcoll.calls import epilogues, foreign
 from fastcoll.calls.limits import GpuLimits
 from fastcoll.calls.methods import VerbMethods
 from fastcoll.choose.algorithms.shared import SEGMENT_BYTES
@@ -234,15 +234,28 @@ class _Event:
 
 
 class Streams:
-    """Replaces torch's streams: they only log which one waits for which (-1: for an event)."""
+    """Replaces torch's streams: they only log which one waits for which (-1: for an event).
+
+    Attributes:
+        entered: The streams that were current when a device was entered.
+        captured: Whether streams are said to be captured.
+    """
 
     Stream = _Stream
     Event = _Event
-    device = contextlib.nullcontext
 
     def __init__(self) -> None:
         self.made = {0: _Stream()}
         self._current = self.made[0]
+        self.entered: list[_Stream] = []
+        self.captured = False
+
+    def device(self, index: int) -> Any:
+        self.entered.append(self._current)
+        return contextlib.nullcontext()
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.captured
 
     def current_stream(self, device: int | None = None) -> _Stream:
         return self._current
@@ -315,6 +328,8 @@ def fake_gpu(
     array._view_tensor = _view_on_gpu
     patches = contextlib.ExitStack()
     patches.enter_context(mock.patch.object(foreign, "torch", foreign_torch))
+    steps_torch = SimpleNamespace(cuda=streams, Tensor=torch.Tensor, empty=torch.empty)
+    patches.enter_context(mock.patch.object(epilogues, "torch", steps_torch))
     for place, value in {
         "add_parts": core.add,
         "bytes_at": _bytes_at,

@@ -70,8 +70,10 @@ def stages_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     planted: dict[mutants.Bug, str] = {}
     run = JITFunction.run
 
-    def compile_only(self: Any, *args: Any, **options: Any) -> None:
-        found.append(run(self, *args, **{**options, "warmup": True}).asm)
+    def compile_only(self: Any, *args: Any, **options: Any) -> Any:
+        code = run(self, *args, **{**options, "warmup": True})
+        found.append(code.asm)
+        return code
 
     monkeypatch.setattr(JITFunction, "run", compile_only)
 
@@ -151,6 +153,50 @@ def squared(kernels: Kernels) -> None:
     kernels["reduce"].reduce(torch.zeros(WORLD, dtype=torch.int64), out, epilogue=epilogue)
 
 
+def squared_behind(kernels: Kernels) -> None:
+    """The same on a result that lies in memory."""
+    from tests.triton.users_epilogue import square_plus
+
+    out, rows = torch.zeros(ROWS, COLUMNS), torch.zeros(ROWS, COLUMNS, dtype=torch.int64)
+    epilogue = kernels["call"].Epilogue(square_plus, (out.clone(), rows), by_rows=True)
+    kernels["apply"].code_of(out.clone(), out, epilogue)
+
+
+def normalised_behind(kernels: Kernels) -> None:
+    out = torch.zeros(ROWS, COLUMNS, dtype=torch.bfloat16)
+    epilogue = kernels["epilogues"].add_rms_norm(out, out.clone(), out[0].clone())
+    kernels["apply"].code_of(out.clone(), out, epilogue)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_step_behind_a_call_has_what_it_relies_on(
+    ptx_of: Callable[..., str], architecture: int
+) -> None:
+    assert faults(ptx_of(normalised_behind, architecture), collective=False) == set()
+
+
+def test_code_is_loaded_when_it_is_asked_for(
+    stages_of: Callable[..., Mapping[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's own class, of each release: fresh code is on no device until its launcher is."""
+    from triton.compiler.compiler import CompiledKernel
+
+    from fastcoll_kernels import apply, call, loading
+    from tests.triton.users_epilogue import times
+
+    made: list[Any] = []
+
+    def code(kernels: Kernels) -> None:
+        out = torch.zeros(COLUMNS)
+        made.append(apply.code_of(out, out, call.Epilogue(times, (2.0,))))
+
+    monkeypatch.setattr(CompiledKernel, "_init_handles", lambda self: setattr(self, "module", 1))
+    stages_of(code, 90)
+    assert not loading.is_loaded(made[0])
+    loading.load(made[0])
+    assert loading.is_loaded(made[0])
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_one_shot_has_what_it_relies_on(ptx_of: Callable[..., str], architecture: int) -> None:
     assert faults(ptx_of(all_reduce("one_shot"), architecture)) == set()
@@ -209,6 +255,11 @@ PLANTED: dict[str, tuple[Launch, mutants.Bug, str]] = {
         all_reduce("one_shot"),
         (("one_shot.py", "at = 0\n", "at = lane\n"), ("one_shot.py", "at + lane,", "at,")),
         "addresses go through shared memory",
+    ),
+    "fused multiply-add behind a call": (
+        squared_behind,
+        (("apply.py", '    "enable_fp_fusion",\n', ""),),
+        "fma",
     ),
     "fused multiply-add": (
         squared,

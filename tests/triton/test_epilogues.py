@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.proof("kernels"), pytest.mark.long]
 ROWS, COLUMNS = 6, 40
 NUMEL = ROWS * COLUMNS
 LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
-KERNELS = ("one_shot", "two_shot", "reduce")
+KERNELS = ("one_shot", "two_shot", "reduce", "apply")
 
 
 def plain_words(dtype: str, seed: int) -> np.ndarray:
@@ -49,6 +49,9 @@ def fuse(me: Rank, world: World, kernel: str) -> dict[str, Any]:
             table = torch.tensor([tensor.data_ptr() for tensor in tensors])
             options: dict[str, Any] = {"dtype": tensors[0].dtype}
             module.reduce(table, out, op, epilogue=epilogue, launch=launch, **options)
+        elif kernel == "apply":
+            plain = tensor_of(oracle.reduce(parts, dtype, op, world.world_size), dtype)
+            module.apply(plain, out, epilogue, launch)
         else:
             mine = tensors[me.rank]
             module.all_reduce(mine, space, op, out=out, epilogue=epilogue, launch=launch)

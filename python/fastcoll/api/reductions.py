@@ -8,12 +8,14 @@ out alone goes to the function here with an underscore before its name.
 from collections.abc import Sequence
 
 from fastcoll.api.declared import verb
-from fastcoll.api.groups import GroupLike, issue, member_of, nothing, rank_in
+from fastcoll.api.groups import GroupLike, communicator_of, issue, member_of, nothing, rank_in
 from fastcoll.calls.arrays import Array
+from fastcoll.calls.epilogues import TritonEpilogue
 from fastcoll.calls.parts import PartsCall
 from fastcoll.calls.rows import RMSNorm
 from fastcoll.calls.tensors import Call
 from fastcoll.calls.work import Work
+from fastcoll.errors import UsageError
 from fastcoll.types import OpLike, Verb
 
 
@@ -25,7 +27,7 @@ def all_reduce(
     async_op: bool = False,
     *,
     out: Array | None = None,
-    then: RMSNorm | None = None,
+    then: RMSNorm | TritonEpilogue | None = None,
     wire: str | None = None,
     algorithm: str = "auto",
     numerics: str | None = None,
@@ -42,7 +44,8 @@ def all_reduce(
         group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once and reduce in the background.
         out: Where the result goes, of the shape and dtype of `tensor`.
-        then: Steps of this rank on the rows of the result; they go to `out` in its place.
+        then: Steps of this rank on the result; theirs goes to `out` in its place. A `RMSNorm` is
+            for tensors on the CPU, a `TritonEpilogue` for those on a CUDA device.
         wire: "int8", "fp8" or, of float32, "bf16": elements of a SUM or AVG of floats cross between
             nodes in this format, with a bounded loss (docs/numerics.md). It is the same on every
             rank. On one node it changes nothing. None: as the elements are.
@@ -130,7 +133,7 @@ def reduce_scatter_tensor(
     group: GroupLike = None,
     async_op: bool = False,
     *,
-    then: RMSNorm | None = None,
+    then: RMSNorm | TritonEpilogue | None = None,
     wire: str | None = None,
     algorithm: str = "auto",
     numerics: str | None = None,
@@ -144,7 +147,7 @@ def reduce_scatter_tensor(
         op: See `all_reduce`, as for the other arguments, the result and the errors.
         group: A Group or a torch process group; None is the default group.
         async_op: Return a Work at once.
-        then: Steps of this rank on the rows of its part; they go to `output` in its place.
+        then: Steps of this rank on its part; see `all_reduce`. Theirs goes to `output`.
         wire: See `all_reduce`. Each rank's part is a message of its own.
         algorithm: "auto", "one_shot", "two_shot", "ring", "chain", on GPUs "multimem" or "nccl", or
             on CPUs "schedule:NAME" with a name that `fastcoll schedule` knows.
@@ -208,3 +211,37 @@ def reduce_scatter(
 
 # As torch.distributed calls it from 2.13 on.
 reduce_scatter_single = reduce_scatter_tensor
+
+
+def prepare(
+    tensor: Array,
+    *,
+    then: RMSNorm | TritonEpilogue,
+    out: Array | None = None,
+    group: GroupLike = None,
+) -> None:
+    """Compile what follows a reduction, so that no rank waits for it later. Collective.
+
+    Call it before a capture, and before the first call of a kind where a second counts. It reduces
+    nothing and writes nothing. It serves later calls with this `then`, and an output of this dtype,
+    shape and place: `all_reduce(tensor, out=out, then=then)`, or for an `out` of another size
+    `reduce_scatter_tensor(out, tensor, then=then)`. A group's first call on GPUs is no part of it.
+
+    Args:
+        tensor: As of the call.
+        then: The `TritonEpilogue` of the calls; a `RMSNorm` needs no preparation.
+        out: As of the call; None is `tensor` itself.
+        group: A Group or a torch process group; None is the default group.
+
+    Raises:
+        UsageError: The arguments do not fit together; or a rank can't compile the function, on all
+            ranks.
+        UnsupportedError: No such epilogue for this memory or dtype; on this rank alone.
+    """
+    comm = communicator_of(group)
+    if comm is None:
+        raise UsageError("prepare(): this rank is not in the group")
+    target = tensor if out is None else out
+    is_part = getattr(target, "shape", None) != getattr(tensor, "shape", None)
+    verb = Verb.reduce_scatter if is_part else Verb.all_reduce
+    comm.prepare_call(Call(verb=verb, input=tensor, output=target, then=then))

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from fastcoll.api.groups import GroupLike
 from fastcoll.calls.arrays import Array
 from fastcoll.calls.batches import P2POp
+from fastcoll.calls.epilogues import TritonEpilogue
 from fastcoll.calls.rows import RMSNorm
 from fastcoll.calls.transfer_work import AnyTransferWork
 from fastcoll.calls.work import Work
@@ -19,19 +20,19 @@ from fastcoll.types import OpLike
 @overload
 def all_reduce(
     tensor: Array, op: OpLike = "sum", group: GroupLike = None, async_op: Literal[False] = False, *,
-    out: Array | None = None, then: RMSNorm | None = None, wire: str | None = None,
+    out: Array | None = None, then: RMSNorm | TritonEpilogue | None = None, wire: str | None = None,
     algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
 ) -> None: ...
 @overload
 def all_reduce(
     tensor: Array, op: OpLike = "sum", group: GroupLike = None, *, async_op: Literal[True],
-    out: Array | None = None, then: RMSNorm | None = None, wire: str | None = None,
+    out: Array | None = None, then: RMSNorm | TritonEpilogue | None = None, wire: str | None = None,
     algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
 ) -> Work: ...
 @overload
 def all_reduce(
     tensor: Array, op: OpLike = "sum", group: GroupLike = None, async_op: bool = False, *,
-    out: Array | None = None, then: RMSNorm | None = None, wire: str | None = None,
+    out: Array | None = None, then: RMSNorm | TritonEpilogue | None = None, wire: str | None = None,
     algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
 ) -> Work | None: ...
 @overload
@@ -55,20 +56,22 @@ def reduce(
 @overload
 def reduce_scatter_tensor(
     output: Array, input: Array, op: OpLike = "sum", group: GroupLike = None,
-    async_op: Literal[False] = False, *, then: RMSNorm | None = None, wire: str | None = None,
-    algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
+    async_op: Literal[False] = False, *, then: RMSNorm | TritonEpilogue | None = None,
+    wire: str | None = None, algorithm: str = "auto", numerics: str | None = None,
+    timeout_s: float | None = None
 ) -> None: ...
 @overload
 def reduce_scatter_tensor(
     output: Array, input: Array, op: OpLike = "sum", group: GroupLike = None, *,
-    async_op: Literal[True], then: RMSNorm | None = None, wire: str | None = None,
+    async_op: Literal[True], then: RMSNorm | TritonEpilogue | None = None, wire: str | None = None,
     algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
 ) -> Work: ...
 @overload
 def reduce_scatter_tensor(
     output: Array, input: Array, op: OpLike = "sum", group: GroupLike = None,
-    async_op: bool = False, *, then: RMSNorm | None = None, wire: str | None = None,
-    algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
+    async_op: bool = False, *, then: RMSNorm | TritonEpilogue | None = None,
+    wire: str | None = None, algorithm: str = "auto", numerics: str | None = None,
+    timeout_s: float | None = None
 ) -> Work | None: ...
 
 reduce_scatter_single = reduce_scatter_tensor

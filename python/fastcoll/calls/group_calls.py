@@ -21,7 +21,7 @@ from fastcoll.calls.tensors import Call, Operands, check
 from fastcoll.calls.transfer_work import AnyTransferWork, Transfers
 from fastcoll.calls.transfers import TransferCall
 from fastcoll.calls.work import CallQueue, Work
-from fastcoll.errors import UsageError
+from fastcoll.errors import FastcollError, UsageError
 from fastcoll.memory.region import agree
 from fastcoll.types import Verb
 
@@ -87,6 +87,9 @@ class GroupCalls(VerbMethods):
         ]
         if 0 < len(on_gpus) < len(checked):
             raise UsageError("tensors on CPUs and on GPUs in one list: make two calls of them")
+        for _, one in on_gpus:
+            if isinstance(one, Operands):
+                one.make_ready()  # a rank that compiles is late, so before it is waited for
         start = None if on_gpus else self._prepared(checked)
         count_writes(array for _, operands in checked for array in operands.written())
         if start is None:
@@ -104,6 +107,21 @@ class GroupCalls(VerbMethods):
             return work
         work.wait()
         return None
+
+    def prepare_call(self, call: Call) -> None:
+        """Compile what follows a reduction, on every rank or on none. Collective.
+
+        Raises:
+            UsageError: A rank can't compile it; on all of them.
+        """
+        problem, operands = "", check(call, self.rank, self.world_size)
+        try:
+            operands.make_ready()
+        except FastcollError as error:
+            problem = str(error)
+        told = enumerate(self.gather_bytes(problem.encode()))
+        if failed := [f"rank {rank}: {text.decode()}" for rank, text in told if text]:
+            raise UsageError(f"not every rank is ready for the call: {'; '.join(failed)}")
 
     def _checked(self, call: AnyCall) -> Sequence[AnyOperands]:
         """Check a call; return its arguments, several of a list."""

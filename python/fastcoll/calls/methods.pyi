@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from fastcoll.calls.arrays import Array
 from fastcoll.calls.batches import P2POp
+from fastcoll.calls.epilogues import TritonEpilogue
 from fastcoll.calls.rows import RMSNorm
 from fastcoll.calls.transfer_work import AnyTransferWork
 from fastcoll.calls.work import Work
@@ -19,20 +20,23 @@ class VerbMethods:
     @overload
     def all_reduce(
         self, tensor: Array, op: OpLike = "sum", async_op: Literal[False] = False, *,
-        out: Array | None = None, then: RMSNorm | None = None, wire: str | None = None,
-        algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
+        out: Array | None = None, then: RMSNorm | TritonEpilogue | None = None,
+        wire: str | None = None, algorithm: str = "auto", numerics: str | None = None,
+        timeout_s: float | None = None
     ) -> None: ...
     @overload
     def all_reduce(
         self, tensor: Array, op: OpLike = "sum", *, async_op: Literal[True],
-        out: Array | None = None, then: RMSNorm | None = None, wire: str | None = None,
-        algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
+        out: Array | None = None, then: RMSNorm | TritonEpilogue | None = None,
+        wire: str | None = None, algorithm: str = "auto", numerics: str | None = None,
+        timeout_s: float | None = None
     ) -> Work: ...
     @overload
     def all_reduce(
         self, tensor: Array, op: OpLike = "sum", async_op: bool = False, *,
-        out: Array | None = None, then: RMSNorm | None = None, wire: str | None = None,
-        algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
+        out: Array | None = None, then: RMSNorm | TritonEpilogue | None = None,
+        wire: str | None = None, algorithm: str = "auto", numerics: str | None = None,
+        timeout_s: float | None = None
     ) -> Work | None: ...
     @overload
     def reduce(
@@ -55,20 +59,20 @@ class VerbMethods:
     @overload
     def reduce_scatter_tensor(
         self, output: Array, input: Array, op: OpLike = "sum", async_op: Literal[False] = False, *,
-        then: RMSNorm | None = None, wire: str | None = None, algorithm: str = "auto",
-        numerics: str | None = None, timeout_s: float | None = None
+        then: RMSNorm | TritonEpilogue | None = None, wire: str | None = None,
+        algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
     ) -> None: ...
     @overload
     def reduce_scatter_tensor(
         self, output: Array, input: Array, op: OpLike = "sum", *, async_op: Literal[True],
-        then: RMSNorm | None = None, wire: str | None = None, algorithm: str = "auto",
-        numerics: str | None = None, timeout_s: float | None = None
+        then: RMSNorm | TritonEpilogue | None = None, wire: str | None = None,
+        algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
     ) -> Work: ...
     @overload
     def reduce_scatter_tensor(
         self, output: Array, input: Array, op: OpLike = "sum", async_op: bool = False, *,
-        then: RMSNorm | None = None, wire: str | None = None, algorithm: str = "auto",
-        numerics: str | None = None, timeout_s: float | None = None
+        then: RMSNorm | TritonEpilogue | None = None, wire: str | None = None,
+        algorithm: str = "auto", numerics: str | None = None, timeout_s: float | None = None
     ) -> Work | None: ...
     reduce_scatter_single = reduce_scatter_tensor
     @overload

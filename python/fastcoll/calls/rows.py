@@ -3,7 +3,7 @@
 
 Decides the checks of its tensors, all before anything is published, and where the plain result
 waits. The arithmetic is C++'s (csrc/cpu/rows.h), and so is a call that is known. Must not know how
-the reduction is carried out.
+the reduction is carried out. A program's own step on GPUs is in epilogues.py.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fastcoll.calls.arrays import Array, ArrayView, check_output, overlap, view
+from fastcoll.calls.epilogues import Step, TritonEpilogue, check_epilogue
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.native import _C
 from fastcoll.types import TORCH_DTYPES, DType, Op
@@ -110,6 +111,9 @@ class Rows:
         room = torch.empty(out.shape, dtype=TORCH_DTYPES[self.dtype], device="cpu")
         return view(room, "the result before it is quantised")
 
+    def make_ready(self, out: ArrayView) -> None:
+        """Do nothing: the steps are compiled."""
+
     def run(self, plain: ArrayView, out: ArrayView) -> None:
         """Do the steps for all rows of the plain result."""
         tensors, norm = self.tensors, self.norm
@@ -144,17 +148,25 @@ def gives_codes(then: object, dtype: DType) -> bool:
 
 def check_rows(
     then: object, op: Op, source: ArrayView, target: ArrayView, target_name: str
-) -> Rows:
+) -> Rows | Step:
     """Check `then` and its tensors.
 
     Raises:
         UsageError: They do not fit the output, or a written one overlaps another.
         UnsupportedError: The reduction or the device has no rows.
     """
+    if isinstance(then, TritonEpilogue):
+        return check_epilogue(then, source, target, target_name)
     if not isinstance(then, RMSNorm):
-        raise UsageError(f"then must be a fastcoll.RMSNorm, not {type(then).__name__}")
+        raise UsageError(
+            "then must be a fastcoll.RMSNorm or a fastcoll.TritonEpilogue, not "
+            f"{type(then).__name__}"
+        )
     if target.device >= 0:
-        raise UnsupportedError("then=RMSNorm is for CPU tensors; on a GPU normalise after the call")
+        raise UnsupportedError(
+            "then=RMSNorm is for CPU tensors; on a GPU give a fastcoll.TritonEpilogue, or "
+            "normalise after the call"
+        )
     if source.dtype not in _ROWS or op not in (Op.SUM, Op.AVG):
         raise UnsupportedError(
             "then=RMSNorm follows SUM or AVG of float32, float16 or bfloat16, not "

@@ -25,6 +25,7 @@ from fastcoll.calls.arrays import (
     refuse_moved,
     view,
 )
+from fastcoll.calls.epilogues import Step, TritonEpilogue, gives_floats
 from fastcoll.calls.rows import RMSNorm, Rows, check_rows, gives_codes
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.native import _C
@@ -66,7 +67,7 @@ class Call(BaseCall):
     input: Array | None = None
     output: Array | None = None
     root: int = 0
-    then: RMSNorm | None = None
+    then: RMSNorm | TritonEpilogue | None = None
     wire: str | None = None
     feedback: torch.Tensor | None = None
 
@@ -95,7 +96,7 @@ class Operands:
     Attributes:
         input: This rank's input; None where it only receives (broadcast).
         output: This rank's output; None where it only gives.
-        rows: The steps on the rows of the output.
+        rows: The steps on the output, or on its rows.
     """
 
     dtype: DType
@@ -105,7 +106,7 @@ class Operands:
     input: ArrayView | None
     output: ArrayView | None
     splits: int = 0
-    rows: Rows | None = None
+    rows: Rows | Step | None = None
     wire: Wire = Wire.none
     feedback: torch.Tensor | None = None
 
@@ -140,9 +141,15 @@ class Operands:
         group.run(plan, flat.input_ptr, flat.output_ptr, limit_s)
         flat.finish()
 
+    def make_ready(self) -> None:
+        """Compile what follows the reduction, if it has to be."""
+        if self.rows is not None and self.output is not None:
+            self.rows.make_ready(self.output)
+
     def views(self) -> list[ArrayView]:
         """Return the user's arrays."""
-        return [array for array in (self.input, self.output) if array is not None]
+        arrays = [array for array in (self.input, self.output) if array is not None]
+        return arrays if self.rows is None else [*arrays, *self.rows.tensors.values()]
 
     def written(self) -> list[ArrayView]:
         """Return the arrays that the call writes on this rank."""
@@ -179,7 +186,10 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
         target = view(call.output, output_name, gpu=True)
     check_output(target, output_name)
     check_one_device(((source, input_name), (target, output_name)))
-    if target.dtype is not source.dtype and not gives_codes(call.then, target.dtype):
+    is_cast = gives_codes(call.then, target.dtype) or gives_floats(
+        call.then, source.dtype, target.dtype
+    )
+    if target.dtype is not source.dtype and not is_cast:
         raise UsageError(
             f"{input_name} is {source.dtype.name} and {output_name} is {target.dtype.name}; "
             "they need one dtype"
