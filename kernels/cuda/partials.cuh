@@ -2,7 +2,7 @@
 // Adds rows of this rank's memory in their order, and rounds once. The rows are the sums of several
 // nodes, or the parts of all ranks, brought by NCCL or by copy engines. No peer, no channel, no
 // wait: nothing of the protocol. The kernel has every type and operation, with the CPU's bits. It
-// is loaded before anything waits, where one of Triton's would be compiled in the middle of a call.
+// is always loaded. Behind copy engines one of Triton's adds where that is, too (gpu/sums.py).
 #pragma once
 
 #include "cuda/partials.h"

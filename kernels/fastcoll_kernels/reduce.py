@@ -3,10 +3,14 @@
 
 Decides the order of the sources (that of the ranks) and the arguments of an epilogue. The kernel of
 this file waits for no rank: its launcher knows that the sources are there (the copy-engine path).
-The algorithms use its parts behind their own waits.
+Their addresses are arguments of the launch, so a captured one keeps them. The algorithms use its
+parts behind their own waits.
 
 Traffic of `reduce`, S bytes and n sources: n S read, S written.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -124,8 +128,22 @@ def reduce_kernel(
         tile += tl.num_programs(0)
 
 
+def _arguments(
+    sources: Sequence[int],
+    out: torch.Tensor,
+    op: str,
+    dtype: torch.dtype | None,
+    epilogue: Epilogue | None,
+    launch: Launch | None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a launch's arguments, and its options with the grid."""
+    call = check(dtype or out.dtype, out, op, len(sources), epilogue, launch or Launch())
+    options = {**call.options, "DTYPE": call.word_type, "grid": (call.channels,)}
+    return (tuple(sources), call.out, call.args, call.numel), options
+
+
 def reduce(
-    sources: torch.Tensor,
+    sources: Sequence[int],
     out: torch.Tensor,
     op: str = "SUM",
     *,
@@ -136,7 +154,7 @@ def reduce(
     """Reduce n arrays that this device can read into one, on the current stream; waits for no rank.
 
     Args:
-        sources: int64[n] on the device, their addresses in the order of ranks, aligned to 16.
+        sources: Their addresses in the order of ranks, aligned to 16.
         out: The memory of the result, contiguous; the arrays have as many elements.
         op: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR or BXOR.
         dtype: Of the arrays, if it is another float than that of `out`: the result is rounded to
@@ -150,9 +168,20 @@ def reduce(
     Raises:
         ValueError: The call has no meaning; nothing was launched.
     """
-    call = check(dtype or out.dtype, out, op, len(sources), epilogue, launch or Launch())
-    if call.numel:
-        reduce_kernel[(call.channels,)](
-            sources, call.out, call.args, call.numel, DTYPE=call.word_type, **call.options
-        )
-    return call.result
+    args, options = _arguments(sources, out, op, dtype, epilogue, launch)
+    if out.numel():
+        reduce_kernel[options.pop("grid")](*args, **options)
+    return out
+
+
+def code_of(sources: Sequence[int], out: torch.Tensor, op: str) -> Any:
+    """Return the compiled kernel of `reduce` with these arguments; None in Triton's interpreter.
+
+    Nothing is launched, and a fresh one is not on the device yet.
+
+    Raises:
+        ValueError: The call has no meaning.
+        Exception: Triton's, of its compiler.
+    """
+    args, options = _arguments(sources, out, op, None, None, None)
+    return reduce_kernel.warmup(*args, **options)

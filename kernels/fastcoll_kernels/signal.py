@@ -112,8 +112,14 @@ def buffer(group, index):
 
 @triton.jit
 def pointer(table, rank, offset_bytes, DTYPE: tl.constexpr):
-    """An address of a table plus an offset, both multiples of a pack, as a pointer."""
-    address = tl.load(table + rank) + offset_bytes
+    """An address of a table plus an offset, both multiples of a pack, as a pointer.
+
+    The table lies in the device's memory. Or it is a tuple of the launch, and `rank` a constant.
+    """
+    if isinstance(table, tl.tensor):
+        address = tl.load(table + rank) + offset_bytes
+    else:
+        address = table[rank] + offset_bytes
     # Without the hint every load is as narrow as an element.
     return tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16)
 

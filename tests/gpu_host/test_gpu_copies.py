@@ -123,14 +123,22 @@ class Core:
             ops.append(meet)
 
 
-def add(rank: int, plan: Any, parts: list[int], target: int, numel: int, stream: int) -> None:
-    """Replaces `add_parts`: a rank's device has its number."""
-    from tests.support.fake_gpu import add_parts
+class CudaSums:
+    """Replaces `Sums`, without Triton's kernel: a rank's device has its number."""
 
-    driver = device_copies.torch.cuda.now.driver
-    driver.log[rank].append("add")
-    adding = partial(add_parts, rank, plan, parts, target, numel, stream)
-    driver.streams[stream].ops.append(lambda: adding() is None)
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def make_ready(self, *_: Any, **__: Any) -> None:
+        """See that CUDA's kernel is loaded, which it is."""
+
+    def add(self, plan: Any, parts: list[int], target: int, numel: int, stream: int) -> None:
+        from tests.support.fake_gpu import add_parts
+
+        driver = device_copies.torch.cuda.now.driver
+        driver.log[self.rank].append("add")
+        adding = partial(add_parts, self.rank, plan, parts, target, numel, stream)
+        driver.streams[stream].ops.append(lambda: adding() is None)
 
 
 class Machine:
@@ -184,6 +192,13 @@ def on(main: Stream) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_cuda(monkeypatch)
+    monkeypatch.setattr(device_copies, "Sums", CudaSums)
+
+
+def put_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the streams that are made up in CUDA's place."""
+
     @contextlib.contextmanager
     def stream(one: Stream) -> Iterator[None]:
         before, cuda.now = cuda.now, one
@@ -198,7 +213,6 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         is_current_stream_capturing=lambda: cuda.now.captured,
     )
     monkeypatch.setattr(device_copies, "torch", SimpleNamespace(cuda=cuda))
-    monkeypatch.setattr(device_copies, "add_parts", add)
     # Small, so that a message has several waves of several segments.
     monkeypatch.setattr(device_copies, "WAVE_BYTES", 4096)
     monkeypatch.setattr(device_copies, "LEAST_SEGMENT_BYTES", 64)

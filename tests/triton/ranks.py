@@ -160,7 +160,7 @@ def reduce_here(me: Rank, cases: Sequence[Case], num_sources: int) -> list[np.nd
             for rank in range(num_sources)
         ]
         out = torch.empty_like(sources[0])
-        table = torch.tensor([source.data_ptr() for source in sources])
+        table = [source.data_ptr() for source in sources]
         reduce.reduce(table, out, case.op, launch=call.Launch(case.channels, 4, case.block))
         outputs.append(bits_of(out))
     return outputs

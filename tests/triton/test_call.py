@@ -50,7 +50,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: one_shot.all_reduce(F32.cfloat(), space(), epilogue=epilogues.scale(2.0)),
         "an epilogue of torch.complex64",
     ),
-    "sources": (lambda: reduce.reduce(TABLE[:0], F32), "nothing to reduce"),
+    "sources": (lambda: reduce.reduce([], F32), "nothing to reduce"),
     "scales": (lambda: epilogues.quantise_rows(FP8, torch.zeros(7)), r"scales: .* shape \(8,\)"),
     "fp8": (lambda: epilogues.quantise_rows(F32, torch.zeros(1)), "out: need contiguous"),
     "residual": (lambda: epilogues.add_rms_norm(F32, F32[:9], F32), "residual: need"),

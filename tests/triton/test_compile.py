@@ -150,7 +150,13 @@ def squared(kernels: Kernels) -> None:
 
     out, rows = torch.zeros(ROWS, COLUMNS), torch.zeros(ROWS, COLUMNS, dtype=torch.int64)
     epilogue = kernels["call"].Epilogue(square_plus, (out.clone(), rows))
-    kernels["reduce"].reduce(torch.zeros(WORLD, dtype=torch.int64), out, epilogue=epilogue)
+    kernels["reduce"].reduce([1 << 40] * WORLD, out, epilogue=epilogue)
+
+
+def sums_from(address: int) -> Launch:
+    """The copy engines' additions."""
+    out = torch.zeros(1 << 20, dtype=torch.bfloat16)
+    return lambda kernels: kernels["reduce"].reduce([address] * WORLD, out)
 
 
 def squared_behind(kernels: Kernels) -> None:
@@ -173,6 +179,13 @@ def test_a_step_behind_a_call_has_what_it_relies_on(
     ptx_of: Callable[..., str], architecture: int
 ) -> None:
     assert faults(ptx_of(normalised_behind, architecture), collective=False) == set()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_sums_have_what_they_rely_on(ptx_of: Callable[..., str], architecture: int) -> None:
+    found = [ptx_of(sums_from(address), architecture) for address in (1 << 40, 0x7F00_0000_1230)]
+    assert faults(found[0], collective=False) == set()
+    assert found[0] == found[1], "addresses are compiled in"
 
 
 def test_code_is_loaded_when_it_is_asked_for(

@@ -46,7 +46,7 @@ def fuse(me: Rank, world: World, kernel: str) -> dict[str, Any]:
         parts = [words_in(dtype, NUMEL, rank, 1) for rank in range(world.world_size)]
         tensors = [tensor_of(words, dtype).view(out.shape) for words in parts]
         if kernel == "reduce":
-            table = torch.tensor([tensor.data_ptr() for tensor in tensors])
+            table = [tensor.data_ptr() for tensor in tensors]
             options: dict[str, Any] = {"dtype": tensors[0].dtype}
             module.reduce(table, out, op, epilogue=epilogue, launch=launch, **options)
         elif kernel == "apply":

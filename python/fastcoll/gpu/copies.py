@@ -23,7 +23,7 @@ import torch
 
 from fastcoll.calls.tensors import Flat
 from fastcoll.errors import UsageError
-from fastcoll.gpu.nccl import add_parts
+from fastcoll.gpu.sums import Sums
 from fastcoll.memory.heap import Block
 from fastcoll.native import _C
 from fastcoll.types import ITEMSIZE, DType
@@ -76,6 +76,7 @@ class CopyEngine:
         self._ptrs = ptrs
         self._core = core
         self._heap = heap
+        self._sums = Sums(device)
         self._streams: list[Any] = []
         self._place, self._most = -1, 0
 
@@ -107,6 +108,7 @@ class CopyEngine:
         main = torch.cuda.current_stream(self._device)
         if self._place < 0:
             self._take_memory(main)
+        self._sums.make_ready(plan, len(self._ptrs), captured=_is_captured(main))
         call = _Call(plan, flat, main, limit_s)
         num_bytes = plan.numel * ITEMSIZE[DType(plan.dtype)]
         self._join(main)  # behind earlier calls of any stream: these end in the same
@@ -139,7 +141,7 @@ class CopyEngine:
             self._copy_all([(one, other, part) for one, other in zip(rows, of, strict=True)])
             self._join(main)
             numel = part // ITEMSIZE[DType(call.plan.dtype)]
-            add_parts(self._device, call.plan, rows, sums[me] + at, numel, main.cuda_stream)
+            self._sums.add(call.plan, rows, sums[me] + at, numel, main.cuda_stream)
         self._meet(call)
         self._fork(main)
         self._copy_all([(taken + begins[r], sums[r], sizes[r]) for r in range(world)])
