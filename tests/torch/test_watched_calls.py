@@ -175,6 +175,8 @@ def phases(rank: Rank) -> list[str]:
         fastcoll.all_reduce(large)
         fastcoll.broadcast(large, 1)
         fastcoll.barrier()
+        with rank.comm.new_group() as group:
+            fastcoll.all_reduce(tensor, group=group)
     return mode.seen
 
 

@@ -16,6 +16,9 @@ from typing import Any
 
 import torch
 from torch._C import (
+    DispatchKey,
+    TensorBase,
+    _dispatch_keys,
     _get_dispatch_mode,
     _len_torch_dispatch_stack,
     _pop_torch_dispatch_stack,
@@ -41,17 +44,20 @@ _MODES_OF_TORCH = (
 
 def is_watched(args: Sequence[Any]) -> bool:
     """Return whether a mode, or the class of a tensor in `args`, is to see a call's operator."""
-    return _len_torch_dispatch_stack() > 0 or any(map(_has_class, args))
+    return _len_torch_dispatch_stack() > 0 or _have_class(args)
 
 
-def _has_class(given: Any) -> bool:
-    if isinstance(given, torch.Tensor):
-        return type(given) not in _PLAIN and _dispatches(given)
-    return isinstance(given, list | tuple) and any(map(_has_class, given))
-
-
-def _dispatches(tensor: torch.Tensor) -> bool:
-    return bool(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python))
+def _have_class(given: Sequence[Any]) -> bool:
+    for one in given:  # each call of a Python group comes here
+        kind = type(one)
+        if kind in _PLAIN:
+            continue
+        if kind is list or kind is tuple:
+            if _have_class(one):
+                return True
+        elif isinstance(one, TensorBase) and _dispatch_keys(one).has(DispatchKey.Python):  # type: ignore[arg-type]
+            return True
+    return False
 
 
 def through_dispatcher(
@@ -116,7 +122,7 @@ class _Lowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_torchs = any(_get_dispatch_mode(key) is not None for key in _MODES_OF_TORCH)
         if func.namespace != _NAMESPACE or is_torchs:
             return func(*args, **(kwargs or {}))
-        if any(map(_has_class, args)):
+        if _have_class(args):
             return NotImplemented  # the class comes next, and then this mode again
         self.has_run = True
         given, options = self._with_tensors(args)

@@ -105,8 +105,9 @@ class HierarchicalCommunicator(BaseGroup):
         self._board = Board(store, seat.nonce, settings.making_s)
         self._watch = Watch(name, rank, node_map, node_group, self._board)
         make = maker_of(settings.carrier)
-        carriers = make_lanes(make, own, seat, node_group, self._board, settings.making_s)
-        self._lanes = Lanes(node_map, rank, node_group, carriers, self._watch)
+        with unseen():
+            carriers = make_lanes(make, own, seat, node_group, self._board, settings.making_s)
+            self._lanes = Lanes(node_map, rank, node_group, carriers, self._watch)
         waits = Waits(self._board, rank)
         ends = Ends(
             seat, make, own, self._board, self._watch, waits, settings, self._lanes.has_lost
