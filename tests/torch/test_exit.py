@@ -209,6 +209,35 @@ def test_a_daemon_may_be_in_a_call(tmp_path: Path, kind: str, how: str) -> None:
         assert code == 5, (case, err)
 
 
+# A call that an object makes as its last one, while the interpreter ends.
+LAST = """
+import os, sys
+import torch, torch.distributed as dist
+
+rank, file, verb = int(sys.argv[1]), *sys.argv[2:4]
+os.environ["FASTCOLL_NODE_ID"] = f"node {rank}"
+dist.init_process_group("fastcoll", init_method=f"file://{file}", rank=rank, world_size=2)
+dist.all_reduce(torch.ones(2))
+
+class Last:
+    def __del__(self, tensor=torch.ones(2), verb=verb):
+        try:
+            dist.all_reduce(tensor) if verb == "all_reduce" else dist.barrier()
+        except Exception as error:
+            print(type(error).__name__, flush=True)
+
+sys.modules["last"] = Last()
+"""
+
+
+@pytest.mark.long
+def test_a_call_between_nodes_while_the_interpreter_ends(tmp_path: Path) -> None:
+    hows = [("all_reduce",), ("barrier",)]
+    for case, rows in run_in_pairs(tmp_path, LAST, hows, limit_s=COMPILE_S).items():
+        for code, out, err in rows:
+            assert (code, out) == (0, "UsageError\n"), (case, err)
+
+
 @pytest.mark.long
 def test_a_rank_alone_under_a_launcher() -> None:
     launched = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}

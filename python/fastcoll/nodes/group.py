@@ -4,6 +4,7 @@
 Decides the phases of a call. Must not know default groups, nor how a node runs its part.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -281,7 +282,7 @@ class HierarchicalCommunicator(BaseGroup):
         self._node_group.set_timeout(limit_s)
 
     def _refuse_closed(self) -> None:
-        if self._closed:
+        if self._closed or sys.is_finalizing():  # by then torch can't make tensors
             raise UsageError(f'group "{self.name}" was destroyed')
 
     # ---- memory and groups -----------------------------------------------------------------------
