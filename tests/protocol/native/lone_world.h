@@ -39,6 +39,18 @@ struct P : StdAtomics {
     StdAtomics::store_relaxed(word, value);
   }
 };
+
+}  // namespace lone
+
+// Compiled once a build, in lone_world.cpp: each program would take seconds for the same code.
+extern template class fastcoll::Group<lone::P>;
+extern template class fastcoll::PointToPoint<lone::P>;
+extern template void fastcoll::run(Call<lone::P>&, Host&, double);
+extern template void fastcoll::run(Group<lone::P>&, const Plan&, const void*, void*, Host&, double,
+                                   const Program*);
+
+namespace lone {
+
 // Counts what happens to a word while it is there.
 class Counter {
  public:
