@@ -19,6 +19,7 @@ from tests.support import oracle
 from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected, mixed
 from tests.support.draw import (
     IN_ANY_ORDER,
+    KINDS_OF_DTYPE,
     PAIRS,
     VERBS,
     algorithms_of,
@@ -139,10 +140,12 @@ def test_another_order_is_refused_where_it_matters(
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_size(pools: Pools, world: int, verb: str) -> None:
-    """Every size meets everything; the first round is that of the test above."""
+    """Every size meets every algorithm, and each kind of dtype with all its operations.
+
+    The arithmetic of each dtype meets every size in protocol/native/test_reduce.cpp.
+    """
     sizes = small_sizes(world)
-    calls = list(calls_of(verb, world, sizes, len(sizes)))
-    check(pools(world), calls[len(calls) // len(sizes) :])
+    check(pools(world), calls_of(verb, world, sizes, len(sizes), dtypes=KINDS_OF_DTYPE))
 
 
 @pytest.mark.slow
@@ -160,7 +163,7 @@ def test_more_large_sizes(pools: Pools, world: int) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("verb", VERBS)
 def test_sixteen_ranks(pools: Pools, verb: str) -> None:
-    check(pools(16), calls_of(verb, 16, small_sizes(16)))
+    check(pools(16), calls_of(verb, 16, small_sizes(16), dtypes=KINDS_OF_DTYPE))
 
 
 @pytest.mark.slow

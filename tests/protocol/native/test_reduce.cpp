@@ -23,8 +23,9 @@ using namespace fastcoll::reference;
 
 namespace {
 
-// The last makes three blocks in the kernels.
-constexpr std::size_t kSizes[] = {0, 1, 7, 8, 9, 64, 1000, 4099};
+// The sizes of small_sizes() in tests/support/draw.py that are one block of the kernels. The last
+// size makes three blocks.
+constexpr std::size_t kSizes[] = {0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 63, 64, 511, 513, 1000, 4099};
 
 int g_failures = 0;
 long g_checks = 0;
