@@ -15,11 +15,16 @@ namespace fastcoll {
 
 inline constexpr const char* kDeviceSideName = "fastcoll.device_side";  // of the capsule
 
-// The memory of a call. counts: of uneven parts, as in LaunchOptions; else none.
+// The memory of a call.
 struct DeviceOperands {
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
+  // Of uneven parts: the elements sent to each rank, then those received from each.
   std::span<const uint64_t> counts = {};
+  // By rank, where the parts of a side lie apart; then `input` or `output` is nullptr. Only for
+  // algorithms of takes_parts_apart (kernels/cuda/call.h).
+  std::span<const std::byte* const> input_parts = {};
+  std::span<std::byte* const> output_parts = {};
 };
 
 // A send or a receive of this rank's.

@@ -74,23 +74,39 @@ DeviceCall DeviceGroup::call(double limit_s) const {
   return call;
 }
 
-void DeviceGroup::launch(const Plan& plan, const std::byte* input, std::byte* output,
-                         cudaStream_t stream, const LaunchOptions& options) {
-  const std::lock_guard guard(order_->mutex());
-  const OnDevice on(options_.device);
-  DeviceCall call = this->call(options.limit_s);
-  const std::vector<uint64_t>& counts = options.counts;
-  if (plan.channels != options_.num_channels)
-    throw Failure(ErrorKind::usage, "the plan's channels are not the group's");
-  if (plan.algorithm == Algorithm::multimem && !multicast_)
-    throw Failure(ErrorKind::unsupported, "this group's GPUs have no multicast memory");
-  if (counts.size() != (plan.splits == 0 ? 0 : 2 * size_t(options_.world_size)))
+// The memory of a call that such a plan can have.
+void DeviceGroup::put(const Plan& plan, const DeviceOperands& operands, DeviceCall& call) const {
+  const auto world = size_t(options_.world_size);
+  const auto [input, output, counts, input_parts, output_parts] = operands;
+  if (counts.size() != (plan.splits == 0 ? 0 : 2 * world))
     throw Failure(ErrorKind::usage, "counts do not fit the plan");
-  std::copy(counts.begin(), counts.end(), call.counts);
+  const auto fits = [&](size_t num_parts, bool has_parts) {
+    return num_parts == 0 || (num_parts == world && has_parts && takes_parts_apart(plan.algorithm));
+  };
+  if (!fits(input_parts.size(), verb_gives_parts(plan.verb)) ||
+      !fits(output_parts.size(), verb_gets_parts(plan.verb)))
+    throw Failure(ErrorKind::usage, "parts that lie apart do not fit the plan");
   call.input = input;
   call.output = output;
   call.input_location = locate(input);
   call.output_location = locate(output);
+  call.input_apart = !input_parts.empty();
+  call.output_apart = !output_parts.empty();
+  std::copy(counts.begin(), counts.end(), call.counts);
+  std::copy(input_parts.begin(), input_parts.end(), call.input_parts);
+  std::copy(output_parts.begin(), output_parts.end(), call.output_parts);
+}
+
+void DeviceGroup::launch(const Plan& plan, const DeviceOperands& operands, cudaStream_t stream,
+                         const LaunchOptions& options) {
+  const std::lock_guard guard(order_->mutex());
+  const OnDevice on(options_.device);
+  DeviceCall call = this->call(options.limit_s);
+  if (plan.channels != options_.num_channels)
+    throw Failure(ErrorKind::usage, "the plan's channels are not the group's");
+  if (plan.algorithm == Algorithm::multimem && !multicast_)
+    throw Failure(ErrorKind::unsupported, "this group's GPUs have no multicast memory");
+  put(plan, operands, call);
   const auto launched = order_->enter(stream);
   launch_collective(plan, call, place(launched, stream), options.shape);
   order_->leave(launched, stream);
@@ -114,11 +130,7 @@ std::optional<Failure> attempt(Body body) noexcept {
 
 std::optional<Failure> DeviceGroup::start(const Plan& plan, const DeviceOperands& operands,
                                           void* stream, double limit_s) noexcept {
-  return attempt([&] {
-    const std::span<const uint64_t> counts = operands.counts;
-    launch(plan, operands.input, operands.output, static_cast<cudaStream_t>(stream),
-           {limit_s, {counts.begin(), counts.end()}});
-  });
+  return attempt([&] { launch(plan, operands, static_cast<cudaStream_t>(stream), {limit_s}); });
 }
 
 std::optional<Failure> DeviceGroup::start(std::span<const DeviceMessage> messages,

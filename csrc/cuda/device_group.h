@@ -34,8 +34,6 @@ struct DeviceGroupOptions {
 
 struct LaunchOptions {
   double limit_s = 0;  // of every single wait
-  // Where a plan has splits, the elements sent to each rank, then those received from each.
-  std::vector<uint64_t> counts{};
   // Another one than the plan's own, the same on all ranks: for measurements.
   std::optional<LaunchShape> shape{};
 };
@@ -55,7 +53,7 @@ class DeviceGroup final : public DeviceSide {
 
   // Start a plan on a stream, behind this group's earlier calls on any stream. In a stream that is
   // being captured it becomes part of the graph. Allocates nothing.
-  void launch(const Plan& plan, const std::byte* input, std::byte* output, cudaStream_t stream,
+  void launch(const Plan& plan, const DeviceOperands& operands, cudaStream_t stream,
               const LaunchOptions& options);
   // The same for the known calls of fastcoll._C.
   bool is_well() const noexcept override { return !verdict(); }
@@ -105,6 +103,7 @@ class DeviceGroup final : public DeviceSide {
   DeviceCall call(double limit_s) const;  // the fields that all calls share
   uint32_t locate(const std::byte* ptr) const;
   Place place(const LaunchOrder::Last& launched, cudaStream_t stream) const;
+  void put(const Plan& plan, const DeviceOperands& operands, DeviceCall& call) const;
 
   const DeviceGroupOptions options_;
   std::byte* multicast_ = nullptr;

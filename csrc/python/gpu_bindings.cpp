@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/call.h"
 #include "group/gpu_batches.h"
 #include "group/gpu_calls.h"
 #include "group/gpu_journal.h"
@@ -78,6 +79,9 @@ SideStream to_side_stream(const py::object& object) {
 
 void bind_gpu_calls(py::module_& module) {
   bind_journal(module);
+  module.def(
+      "takes_parts_apart", [](int algorithm) { return takes_parts_apart(Algorithm(algorithm)); },
+      py::arg("algorithm"));
   module.def(
       "transfer_kernels",
       [](const std::vector<std::pair<bool, int>>& transfers, int rank, int world_size, int channels,

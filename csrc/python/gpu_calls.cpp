@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/gpu_calls.h"
 
+#include "cuda/call.h"
 #include "python/gpu_start.h"
 #include "python/gpu_work.h"
 #include "python/prepare_parts.h"
@@ -36,25 +37,37 @@ std::vector<uint64_t> counts_of(const PartsCall& call, const PartsKind& kind, co
   return counts;
 }
 
-// A kernel takes all parts of a side in one piece. Python copies the others.
+// Where the parts lie that a side has: end to end from here on, or each by itself, in `apart`. No
+// place if the kernel can't take them so.
+template <class Byte>
+std::optional<std::byte*> place(const PartsCall& call, const Plan& plan,
+                                const std::array<Part, kMaxWorld>& side,
+                                std::vector<Byte*>& apart) {
+  const std::span<const Part> parts(side.data(), size_t(call.world_size));
+  const std::optional<std::byte*> begin = in_one_piece(parts);
+  if (begin || !takes_parts_apart(plan.algorithm)) return begin;
+  for (const Part& part : parts) apart.push_back(part.ptr);
+  return nullptr;
+}
+
+// Python copies parts for kernels that need them end to end.
 Prepared prepare_pieces(const OnGpu& side, FastVerb verb, const Args& args, Op op, void* stream,
-                        std::vector<uint64_t>& counts) {
+                        PartsOnGpu& found) {
   Parts parts;
   const auto finish = [&](const PartsCall& call, const PartsKind& kind, const Plan& plan) {
     for (const auto views : {call.inputs, call.outputs})
       for (const TensorView& view : views)
         if (!side.calls.is_known_use(view.ptr, stream)) return Prepared{};
-    // Of a side of lists, or of tensors to be cut. The others have one tensor, or none.
-    const auto place = [&](std::span<const TensorView> views, bool has_parts,
-                           const std::array<Part, kMaxWorld>& listed) -> std::optional<std::byte*> {
-      if (views.empty()) return nullptr;
-      if (!has_parts || call.cuts) return views[0].ptr;
-      return in_one_piece({listed.data(), size_t(call.world_size)});
+    // Of a side of one tensor, which may be cut; or of none.
+    const auto first = [](std::span<const TensorView> views) -> std::optional<std::byte*> {
+      return views.empty() ? nullptr : views[0].ptr;
     };
-    const auto input = place(call.inputs, verb_gives_parts(call.verb), parts.inputs);
-    const auto output = place(call.outputs, verb_gets_parts(call.verb), parts.outputs);
+    const bool gives = !call.cuts && verb_gives_parts(call.verb) && !call.inputs.empty();
+    const bool gets = !call.cuts && verb_gets_parts(call.verb) && !call.outputs.empty();
+    const auto input = gives ? place(call, plan, parts.inputs, found.input) : first(call.inputs);
+    const auto output = gets ? place(call, plan, parts.outputs, found.output) : first(call.outputs);
     if (!input || !output) return Prepared{};
-    if (kind.splits != 0) counts = counts_of(call, kind, parts);
+    if (kind.splits != 0) found.counts = counts_of(call, kind, parts);
     return Prepared{plan, *input, *output, kind.num_bytes};
   };
   return prepare_parts(side, verb, args, op, parts, finish);
@@ -72,7 +85,7 @@ PreparedOnGpu prepare_on_gpu(FastVerb verb, const ProcessGroup& group, const Arg
   PreparedOnGpu prepared{{}, streams->stream, streams->current, {}};
   Prepared& call = prepared.call;
   call = signature_of(verb).kind == VerbKind::parts
-             ? prepare_pieces(side, verb, args, op, prepared.stream, prepared.counts)
+             ? prepare_pieces(side, verb, args, op, prepared.stream, prepared.parts)
              : prepare_tensors(side, verb, args, op);
   if (!call.is_fast() || call.num_bytes == 0 ||
       !calls->may_start(group, call.input, call.output, prepared.stream))
@@ -84,8 +97,10 @@ void start_on_gpu(ProcessGroup& group, const PreparedOnGpu& prepared, double tim
   GpuCalls& calls = *group.gpu_calls();
   const Prepared& call = prepared.call;
   calls.note(call.plan);
+  const PartsOnGpu& parts = prepared.parts;
   const DeviceOperands operands{static_cast<const std::byte*>(call.input),
-                                static_cast<std::byte*>(call.output), prepared.counts};
+                                static_cast<std::byte*>(call.output), parts.counts, parts.input,
+                                parts.output};
   start(calls, prepared.stream, limit_of(calls, timeout_s), call.plan, operands);
 }
 

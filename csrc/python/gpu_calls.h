@@ -13,12 +13,19 @@
 
 namespace fastcoll {
 
+// As in DeviceOperands.
+struct PartsOnGpu {
+  std::vector<uint64_t> counts;
+  std::vector<const std::byte*> input;
+  std::vector<std::byte*> output;
+};
+
 // A call that may start, and the stream in which it does.
 struct PreparedOnGpu {
   Prepared call;
   void* stream = nullptr;
-  void* current = nullptr;       // of a call beside: the stream that it follows
-  std::vector<uint64_t> counts;  // of uneven parts: to each rank, then from each
+  void* current = nullptr;  // of a call beside: the stream that it follows
+  PartsOnGpu parts;
 };
 
 // Of a verb with tensors or parts; no fast call where the group has no GPU. A call beside runs in

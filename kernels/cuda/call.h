@@ -94,10 +94,21 @@ struct DeviceCall {
   DType dtype;          // of the kernel: float32 for complex64
   uint32_t elem_bytes;  // of dtype
   bool counted;         // all_to_all, all_gather: parts of any size, in `counts`
+  // Whether the parts of a side lie apart, not end to end: then they are below, by rank. `input` or
+  // `output` is nullptr, and staged. Only kernels of takes_parts_apart have such calls.
+  bool input_apart, output_apart;
   // Elements sent to each rank, then those received from each. Here, not behind a pointer, so that
   // a captured graph keeps them.
   uint64_t counts[2 * kMaxGpuWorld];
+  const std::byte* input_parts[kMaxGpuWorld];  // for each rank
+  std::byte* output_parts[kMaxGpuWorld];       // from each rank
 };
+
+// The others need all parts of a side end to end.
+constexpr bool takes_parts_apart(Algorithm algorithm) {
+  return algorithm == Algorithm::direct || algorithm == Algorithm::one_shot ||
+         algorithm == Algorithm::ring;
+}
 
 inline constexpr int kMaxPairs = 2 * kMaxGpuWorld;  // transfers of one kernel
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/ll.cuh"
+#include "cuda/parts.cuh"
 #include "cuda/pipeline.cuh"
 #include "cuda/reduce_tile.cuh"
 #include "cuda/tiles.cuh"
@@ -17,15 +18,18 @@ template <class P>
 FASTCOLL_KERNEL move_ll(FASTCOLL_CALL call) {
   Channel<P> channel(call);
   const uint64_t num_bytes = call.numel * call.elem_bytes;
-  const uint64_t stride = call.verb == Verb::all_to_all ? num_bytes : 0;
+  const LlInput input = call.verb == Verb::all_to_all ? LlInput::cut(call, num_bytes)
+                                                      : LlInput{call.input, 0, num_bytes};
   const bool ok = exchange_ll(
-      channel, LlInput{call.input, stride, num_bytes},
+      channel, input,
       [&](int rank, uint64_t at, uint64_t data) {
         if (at < num_bytes)
-          store_ll(call.output + uint64_t(rank) * num_bytes + at, data, num_bytes - at);
+          store_ll(taken_part(call, rank, uint64_t(rank) * num_bytes) + at, data, num_bytes - at);
       },
       [](uint64_t) {});
-  if (!ok) fill_nan(channel, num_bytes * uint64_t(call.world_size));
+  if (ok) return;
+  for (int rank = 0; rank < call.world_size; ++rank)
+    fill_nan(channel, call.dtype, taken_part(call, rank, uint64_t(rank) * num_bytes), num_bytes);
 }
 
 // ---- any size
@@ -87,12 +91,15 @@ class Moves {
     }
     return most;
   }
-  // The output that is lost if the call fails: not the tensor of a broadcast's root.
-  FASTCOLL_DEVICE uint64_t output_bytes() const {
+  // The output is lost if the call fails: not the tensor of a broadcast's root.
+  FASTCOLL_DEVICE void fill_output() const {
     const bool is_root = call_.rank == call_.root;
-    if (call_.verb == Verb::broadcast ? is_root : call_.verb == Verb::gather && !is_root) return 0;
-    const Span last = taken(call_.world_size - 1);
-    return last.start + last.num_bytes;
+    if (call_.verb == Verb::broadcast ? is_root : call_.verb == Verb::gather && !is_root) return;
+    const int num_parts = cuts_output() ? call_.world_size : 1;
+    for (int source = 0; source < num_parts; ++source) {
+      const Span part = taken(source);
+      fill_nan(channel_, call_.dtype, taken_part(call_, source, part.start), part.num_bytes);
+    }
   }
 
  private:
@@ -133,8 +140,8 @@ FASTCOLL_KERNEL move(FASTCOLL_CALL call) {
       const int part = cuts_input ? channel.rank_after(1 + i) : 0;
       const Span chunk = moves.given(part);
       const Span span = Tiles(channel, chunk.num_bytes).tile(k);
-      return TileCopy{pipeline.slot(call.rank, k, part), call.input + chunk.start + span.start,
-                      span.num_bytes};
+      return TileCopy{pipeline.slot(call.rank, k, part),
+                      given_part(call, part, chunk.start) + span.start, span.num_bytes};
     });
   };
   const auto copy = [&](uint32_t k) {
@@ -144,11 +151,12 @@ FASTCOLL_KERNEL move(FASTCOLL_CALL call) {
       const Span span = Tiles(channel, chunk.num_bytes).tile(k);
       const uint32_t place = GpuLocation::input(pipeline.location(source));
       const std::byte* from;
-      if (source == call.rank) from = call.input + moves.given(call.rank).start + span.start;
+      if (source == call.rank)
+        from = given_part(call, call.rank, moves.given(call.rank).start) + span.start;
       else if (call.counted || place == GpuLocation::kStaged)
         from = pipeline.slot(source, k, cuts_input ? call.rank : 0);
       else from = pipeline.symmetric(source, place) + moves.given(call.rank).start + span.start;
-      std::byte* to = call.output + chunk.start + span.start;
+      std::byte* to = taken_part(call, source, chunk.start) + span.start;
       return TileCopy{to, from, from == to ? 0 : span.num_bytes};
     });
   };
@@ -156,7 +164,7 @@ FASTCOLL_KERNEL move(FASTCOLL_CALL call) {
     if (step == 0) stage(k);
     else copy(k);
   });
-  if (!ok) fill_nan(channel, moves.output_bytes());
+  if (!ok) moves.fill_output();
 }
 
 // Every rank waits for every rank, and all ranks see its earlier writes. A barrier has no output;

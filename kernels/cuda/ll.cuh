@@ -14,17 +14,23 @@ inline constexpr int kLlRanksAtOnce = 8;
 
 // The data that this rank gives to each rank.
 struct LlInput {
-  const std::byte* first;  // for rank 0
-  uint64_t stride_bytes;   // to the next rank's; 0: all ranks get the same
-  uint64_t num_bytes;      // for one rank
+  const std::byte* first;                   // for rank 0
+  uint64_t stride_bytes;                    // to the next rank's; 0: all ranks get the same
+  uint64_t num_bytes;                       // for one rank
+  const std::byte* const* apart = nullptr;  // in place of the first two: by rank
 
+  // An input of a part for each rank.
+  FASTCOLL_DEVICE static LlInput cut(const DeviceCall& call, uint64_t part_bytes) {
+    return {call.input, part_bytes, part_bytes, call.input_apart ? call.input_parts : nullptr};
+  }
   FASTCOLL_DEVICE bool is_whole() const { return stride_bytes == 0; }
-  FASTCOLL_DEVICE const std::byte* address(int rank, uint64_t at) const {
+  FASTCOLL_DEVICE const std::byte* end_to_end(int rank, uint64_t at) const {
     return first + uint64_t(rank) * stride_bytes + at;
   }
   // The data of one pack. Behind the message there is none.
   FASTCOLL_DEVICE uint64_t load(int rank, uint64_t at) const {
-    return at < num_bytes ? load_ll(address(rank, at), num_bytes - at) : 0;
+    if (at >= num_bytes) return 0;
+    return load_ll(apart != nullptr ? apart[rank] + at : end_to_end(rank, at), num_bytes - at);
   }
   // Whether every rank's data at this place is one load of 8 bytes.
   FASTCOLL_DEVICE bool is_plain(uint64_t at) const {
@@ -34,19 +40,22 @@ struct LlInput {
 };
 
 // This rank's data for its thread's first pack, loaded before the call begins: no turn or peer has
-// a say in it. Behind a store each load would be a wait of its own.
+// a say in it. Behind a store each load would be a wait of its own. Not of parts that lie apart:
+// beside those the compiler forgets in which memory all others lie.
 struct LlAhead {
   uint64_t own = 0;
   uint64_t parts[kLlRanksAtOnce];  // for the first ranks, if each gets another part
-  bool has_parts = false;
+  bool has_own = false, has_parts = false;
 
   FASTCOLL_DEVICE LlAhead(const LlInput& input, const DeviceCall& call, uint64_t at) {
-    own = input.load(call.rank, at);
+    has_own = input.apart == nullptr;
+    if (!has_own || at >= input.num_bytes) return;
+    own = load_ll(input.end_to_end(call.rank, at), input.num_bytes - at);
     has_parts = !input.is_whole() && input.is_plain(at);
     if (!has_parts) return;
     FASTCOLL_UNROLL
     for (int rank = 0; rank < kLlRanksAtOnce; ++rank)
-      if (rank < call.world_size) parts[rank] = load_data<uint64_t>(input.address(rank, at));
+      if (rank < call.world_size) parts[rank] = load_data<uint64_t>(input.end_to_end(rank, at));
   }
 };
 
@@ -84,7 +93,8 @@ FASTCOLL_DEVICE void push_ll(const Channel<P>& channel, uint32_t parity, const L
         if (q < call.world_size) store(q, ahead.parts[q]);
       rank = kLlRanksAtOnce;
     }
-    const uint64_t own = is_first ? ahead.own : input.is_whole() ? input.load(call.rank, at) : 0;
+    const bool has_own = is_first && ahead.has_own;
+    const uint64_t own = has_own ? ahead.own : input.is_whole() ? input.load(call.rank, at) : 0;
     for (; rank < call.world_size; ++rank)
       store(rank, input.is_whole() ? own : input.load(rank, at));
   }
@@ -108,7 +118,8 @@ FASTCOLL_DEVICE bool exchange_ll(Channel<P>& channel, const LlInput& input, Take
 
   for (uint32_t i = thread_idx(); i < share.count; i += num_threads()) {
     const uint64_t at = (share.first + i) * kLlBytes;
-    const uint64_t own = i < num_threads() ? ahead.own : input.load(call.rank, at);
+    const bool has_own = i < num_threads() && ahead.has_own;
+    const uint64_t own = has_own ? ahead.own : input.load(call.rank, at);
     for (int base = 0; base < call.world_size; base += kLlRanksAtOnce) {
       LlPack seen[kLlRanksAtOnce];
       typename Channel<P>::Patience patience{};

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/ll.cuh"
+#include "cuda/parts.cuh"
 #include "cuda/pipeline.cuh"
 #include "cuda/reduce_tile.cuh"
 #include "cuda/tiles.cuh"
@@ -20,11 +21,12 @@ FASTCOLL_KERNEL one_shot_ll(FASTCOLL_CALL call) {
   constexpr uint64_t kElemBytes = dtype_size(kDType);
   Channel<P> channel(call);
   const uint64_t num_bytes = call.numel * kElemBytes;
-  const uint64_t scatter_bytes = call.verb == Verb::reduce_scatter ? num_bytes : 0;
+  const LlInput input = call.verb == Verb::reduce_scatter ? LlInput::cut(call, num_bytes)
+                                                          : LlInput{call.input, 0, num_bytes};
   const Op op = device::plain_op<kDType>(call.op);
   device::Reducer<kDType, 2> reducer;
   const bool ok = exchange_ll(
-      channel, LlInput{call.input, scatter_bytes, num_bytes},
+      channel, input,
       [&](int rank, uint64_t, uint64_t data) {
         const uint32_t words[2] = {uint32_t(data), uint32_t(data >> 32)};
         if (rank == 0) reducer.load(words);
@@ -72,19 +74,20 @@ FASTCOLL_KERNEL one_shot(FASTCOLL_CALL call) {
     if (!pipeline.staged() || (!all && is_root)) return;
     copy_tiles(scatters ? call.world_size - 1 : 1, span.num_bytes, [&](int i) {
       const int part = scatters ? channel.rank_after(1 + i) : 0;
-      return TileCopy{pipeline.slot(call.rank, k, part), call.input + chunk(part) + span.start,
-                      span.num_bytes};
+      return TileCopy{pipeline.slot(call.rank, k, part),
+                      given_part(call, part, chunk(part)) + span.start, span.num_bytes};
     });
   };
   const auto reduce = [&](uint32_t k, Span span) {
     const uint64_t start = chunk(call.rank) + span.start;
+    const std::byte* own = given_part(call, call.rank, chunk(call.rank)) + span.start;
     const auto source = [&](int rank) -> const std::byte* {
-      if (rank == call.rank) return call.input + start;
+      if (rank == call.rank) return own;
       const uint32_t location = GpuLocation::input(pipeline.location(rank));
       return location == GpuLocation::kStaged ? pipeline.slot(rank, k, scatters ? call.rank : 0)
                                               : pipeline.symmetric(rank, location) + start;
     };
-    const bool aligned = is_aligned(call.input + start, kPackBytes) && start % kPackBytes == 0;
+    const bool aligned = is_aligned(own, kPackBytes) && start % kPackBytes == 0;
     std::byte* output = call.output + span.start;
     reduce_tile<kDType>(
         call, span.num_bytes, aligned, source,

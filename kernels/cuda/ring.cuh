@@ -9,6 +9,7 @@
 // float accumulators on the first way.
 #pragma once
 
+#include "cuda/parts.cuh"
 #include "cuda/pipeline.cuh"
 #include "cuda/reduce_tile.cuh"
 #include "cuda/tiles.cuh"
@@ -45,7 +46,8 @@ FASTCOLL_KERNEL ring(FASTCOLL_CALL call) {
   const auto reduce = [&](uint32_t step, uint32_t k) {
     const int chunk = (call.rank + 2 * world - 1 - int(step)) % world;
     const Span span = scatters ? tiles.tile(k) : tiles.tile(k, chunk);
-    const std::byte* input = call.input + (scatters ? uint64_t(chunk) * num_bytes : 0) + span.start;
+    const std::byte* input =
+        (scatters ? given_part(call, chunk, uint64_t(chunk) * num_bytes) : call.input) + span.start;
     const std::byte* partial = step == 0 ? nullptr : area(left, k, step - 1);
     std::byte* const to = area(call.rank, k, step);
     add_tile<kDType>(op, input, partial, uint32_t(span.num_bytes),

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence
 from typing import ClassVar, TypedDict
 
 from fastcoll._C import Plan
@@ -94,8 +95,10 @@ class Group:
         output_ptr: int,
         stream: int,
         limit_s: float,
-        counts: list[int] = ...,
+        counts: Sequence[int] = ...,
         shape: Shape | None = None,
+        input_parts: Sequence[int] = ...,
+        output_parts: Sequence[int] = ...,
     ) -> None: ...
     def transfer(
         self,

@@ -288,6 +288,7 @@ def timing(cuda: FakeCuda) -> None:
     with two_ranks(cuda) as me:
         tensor, whole, out = torch.ones(1000), torch.ones(2000), torch.ones(2000)
         outs, splits = list(out.chunk(2)), [1000, 1000]
+        apart = [torch.ones(1000) for _ in range(2)]
         ops = [fastcoll.P2POp("isend", tensor, 1) for _ in range(2)]
         _C.set_default_group(me.comm)
         ways: dict[str, Callable[[Any], Any]] = {
@@ -301,6 +302,8 @@ def timing(cuda: FakeCuda) -> None:
                 work.wait() for work in verbs.batch_isend_irecv(ops)
             ],
             "all_gather of a list": lambda verbs: verbs.all_gather(outs, tensor),
+            "all_gather, apart": lambda verbs: verbs.all_gather(apart, tensor),
+            "reduce_scatter, apart": lambda verbs: verbs.reduce_scatter(tensor, apart),
             "all_to_all_single": lambda verbs: verbs.all_to_all_single(out, whole),
             "all_to_all_single with splits": lambda verbs: verbs.all_to_all_single(
                 out, whole, splits, splits

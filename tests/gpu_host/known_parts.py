@@ -25,7 +25,7 @@ SIDE = Stream().cuda_stream  # that of asynchronous calls
 
 
 def calls_of(comm: Any, dtype: Any) -> Iterator[Callable[..., Any]]:
-    """Calls on rank 0 of two whose parts lie end to end, or in one tensor."""
+    """Calls on rank 0 of two whose parts lie end to end, in one tensor, or apart."""
     import torch
 
     whole, out = (torch.ones(16, dtype=dtype) for _ in range(2))
@@ -41,6 +41,17 @@ def calls_of(comm: Any, dtype: Any) -> Iterator[Callable[..., Any]]:
     yield partial(comm.all_to_all_single, out, whole)
     yield partial(comm.all_to_all_single, out[:9], whole, [6, 3], [6, 10])
     yield partial(comm.all_to_all_single, out.view(4, 4), whole.view(4, 4), [1, 3], [1, 3])
+    apart, others = ([torch.ones(n, dtype=dtype) for n in (8, 8)] for _ in range(2))
+    yield partial(comm.all_gather, others, half)
+    yield partial(comm.all_gather, outs[::-1], outs[1])
+    yield partial(comm.all_gather, [half, whole[3:8]], whole[8:])
+    yield partial(comm.reduce_scatter, half, apart)
+    yield partial(comm.reduce_scatter, apart[0], apart)
+    yield partial(comm.all_to_all, others, apart)
+    yield partial(comm.all_to_all, outs, apart)
+    yield partial(comm.all_to_all, [half[:3], out[:4]], [apart[1][:3], apart[0]])
+    yield partial(comm.gather, half, others, dst=0)
+    yield partial(comm.scatter, half, apart, src=0)
     yield partial(comm.gather, half, outs, dst=0)
     yield partial(comm.gather, half, dst=1)
     yield partial(comm.gather_single, half, out, dst=0)
@@ -61,7 +72,9 @@ def verbs(cuda: FakeCuda) -> None:
                 me.gpu.use(5)
                 call()
                 by_python, before = cuda.launched(), cuda.launches()
+                me.gpu.kept_for.clear()
                 results = [id(one) for one in call(async_op=True).result()]
+                kept_for = [*me.gpu.kept_for]
                 me.comm.use_gpu(me.comm.device_group.known)
                 me.gpu.use(6)
                 with all_known():
@@ -73,7 +86,7 @@ def verbs(cuda: FakeCuda) -> None:
                     work = call(async_op=True)
                 assert cuda.launched() == by_python | {"stream": SIDE}, call
                 assert [id(one) for one in work.result()] == results, call
-                assert me.gpu.kept_for, call
+                assert me.gpu.kept_for == kept_for, call
 
 
 def program(cuda: FakeCuda) -> None:
@@ -85,7 +98,7 @@ def program(cuda: FakeCuda) -> None:
 
     with two_ranks(cuda) as me:
         comm, half, out = me.comm, torch.ones(8), torch.ones(16)
-        outs, apart = list(out.chunk(2)), [torch.ones(8), torch.ones(8)]
+        outs, strided = list(out.chunk(2)), torch.ones(8, 2)[:, 0]
         comm.all_gather(outs, half)
         version = out._version
         with all_known():
@@ -102,12 +115,10 @@ def program(cuda: FakeCuda) -> None:
         )
         assert (launched["to_0"], launched["to_1"], launched["from_0"]) == (0, 12, 0)
         for call in (
-            lambda: comm.all_gather(outs[::-1], half),
             lambda: comm.all_gather(outs, half[:0]),
             lambda: comm.all_gather(outs, half.double()),
             lambda: comm.all_gather(outs, out[4:12]),
-            lambda: comm.all_gather(apart, half),
-            lambda: comm.reduce_scatter(half, apart),
+            lambda: comm.all_gather([outs[0], strided], half),
             lambda: comm.all_to_all_single(out, torch.ones(16), [8, 8], [9, 9]),
         ):
             for _ in range(2):
@@ -116,6 +127,39 @@ def program(cuda: FakeCuda) -> None:
                 assert found, "it was started without a closer look"
         with raises(fastcoll.UsageError, "overlap"):
             comm.all_gather(outs, out[4:12])
+
+
+def apart(cuda: FakeCuda) -> None:
+    """Tensors of a list stay where they are, unless the algorithm needs them end to end."""
+    import torch
+
+    import fastcoll
+    from fastcoll.native import _C
+    from fastcoll.types import Algorithm, DType, Op, Verb
+    from tests.support.fallbacks import noting
+
+    with two_ranks(cuda) as me:
+        comm, part, lone = me.comm, torch.ones(8), [torch.ones(8) for _ in range(2)]
+        places = [one.data_ptr() for one in lone]
+        for known in (False, True):
+            with all_known() if known else contextlib.nullcontext():
+                comm.reduce_scatter(part, lone)
+            launched = cuda.launched()
+            assert (launched["input"], launched["output"]) == (0, part.data_ptr())
+            assert [launched["input_0"], launched["input_1"]] == places
+        fields = Verb.reduce_scatter, DType.float32, Op.SUM, Algorithm.chain
+        by_chain = _C.Plan(*map(int, fields), 9, 0, 0, False, False, 0, 32)
+        comm.cache_gpu_plan(by_chain, False, None)
+        nine = torch.ones(9)
+        with noting("reduce_scatter") as found:
+            comm.reduce_scatter(nine, [torch.ones(9), torch.ones(9)])
+        assert found, "it takes no parts that lie apart"
+        with all_known():
+            comm.reduce_scatter(nine, list(torch.ones(18).chunk(2)))
+        assert cuda.launched()["algorithm"] == Algorithm.chain
+        core = comm.device_group.core
+        with raises(fastcoll.UsageError, "do not fit the plan"):
+            core.launch(by_chain, 0, part.data_ptr(), 0, 1.0, [], None, places, [])
 
 
 def symmetric(cuda: FakeCuda) -> None:

@@ -39,7 +39,7 @@ thread_local int thread_device = 0;
 thread_local std::vector<CUcontext> stack;
 bool captures = false;                // every stream, in capture 1
 std::atomic<uint64_t> launches{0};    // of collectives
-std::array<uint64_t, 16> launched{};  // of the last one: see fake_launched
+std::array<uint64_t, 20> launched{};  // of the last one: see fake_launched
 bool refuses = false;                 // every launch of a collective
 std::atomic<bool> is_full = false;    // the launch queue: whoever launches waits
 std::atomic<bool> is_waiting = false;
@@ -307,7 +307,8 @@ uint64_t fake_created_bytes() { return created_bytes; }
 void fake_capture(bool begins) { captures = begins; }
 uint64_t fake_launches() { return launches; }
 // The last one's verb, dtype, op, algorithm, numel, root, input, output, stream, limit in ns, and
-// the host's words. Then whether it has counts, and those of a group of two.
+// the host's words. Then whether it has counts, and those of a group of two. At last that group's
+// parts that lie apart: of the input, of the output.
 const uint64_t* fake_launched() { return launched.data(); }
 void fake_refuse(bool refuses_all) { refuses = refuses_all; }
 void fake_fill_queue(bool fills) { is_full = fills; }
@@ -343,6 +344,11 @@ void launch_collective(const Plan& plan, DeviceCall call, const Place& place,
               reinterpret_cast<uint64_t>(call.host),
               uint64_t(plan.splits != 0)};
   std::copy_n(call.counts, 4, launched.begin() + 12);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    if (call.input_apart) launched[16 + rank] = reinterpret_cast<uint64_t>(call.input_parts[rank]);
+    if (call.output_apart)
+      launched[18 + rank] = reinterpret_cast<uint64_t>(call.output_parts[rank]);
+  }
   if (refuses) throw Failure(ErrorKind::driver, "refused by the fake");
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   for (is_waiting = is_full.load(); is_full; std::this_thread::yield())

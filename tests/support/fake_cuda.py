@@ -28,6 +28,7 @@ _LIMIT_S = 300
 _LAUNCHED = (
     *("verb", "dtype", "op", "algorithm", "numel", "root", "input", "output", "stream"),
     *("limit_ns", "host", "counted", "to_0", "to_1", "from_0", "from_1"),
+    *("input_0", "input_1", "output_0", "output_1"),
 )
 _SOURCES = (
     "tests/support/fake_cuda.cpp",

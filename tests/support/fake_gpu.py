@@ -52,6 +52,7 @@ class Core:
     Attributes:
         log: The verb, inlining and counts of each launch; the number of transfers of each batch;
             "add" for each addition of parts that NCCL brought.
+        parts: Of each launch, the numbers of parts that lie apart: of the input, of the output.
         algorithms: Of each launch; sums of the switch are made by two_shot here.
         shapes: Of each launch, where another one than the plan's was asked for.
         words: The answer of `verdict`.
@@ -66,6 +67,7 @@ class Core:
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self.log: list[Any] = []
+        self.parts: list[tuple[int, int]] = []
         self.algorithms: list[Algorithm] = []
         self.shapes: list[tuple[int, int, int] | None] = []
         self.launched_in: list[int] = []
@@ -85,12 +87,16 @@ class Core:
         limit_s: float,
         counts: Sequence[int] = (),
         shape: tuple[int, int, int] | None = None,
+        input_parts: Sequence[int] = (),
+        output_parts: Sequence[int] = (),
     ) -> None:
         assert plan.channels > 0
+        assert _C.takes_parts_apart(plan.algorithm) or not (input_parts or output_parts)
+        self.parts.append((len(input_parts), len(output_parts)))
         self.shapes.append(shape)
         self.launched_in.append(stream)
         assert not (plan.inline and counts), "no LL kernel takes counts"
-        self.log.append((Verb(plan.verb).name, plan.inline, counts))
+        self.log.append((Verb(plan.verb).name, plan.inline, list(counts)))
         self.algorithms.append(algorithm := Algorithm(plan.algorithm))
         reduces = Verb(plan.verb) in REDUCTIONS
         if algorithm is Algorithm.multimem:  # which CPUs have not
@@ -100,12 +106,15 @@ class Core:
         itemsize = ITEMSIZE[DType(plan.dtype)]
         verb, world, me = Verb(plan.verb), self.comm.world_size, self.comm.rank
         if verb not in (Verb.all_gather, Verb.all_to_all, Verb.gather, Verb.scatter):
+            rows = [_bytes_at(part, plan.numel * itemsize, 0) for part in input_parts]
+            joined = torch.cat(rows) if rows else None
+            source = source if joined is None else joined.data_ptr()
             return self.comm.run(cpu_plan, source, target, LIMIT_S)
         numels = counts or [plan.numel] * 2 * world
         cut_in = verb in (Verb.all_to_all, Verb.scatter)
         cut_out = verb in (Verb.all_to_all, Verb.all_gather, Verb.gather)
-        given = _parts(source, numels[:world], itemsize, cut_in)
-        taken = _parts(target, numels[world:], itemsize, cut_out)
+        given = _parts(source, numels[:world], itemsize, cut_in, input_parts)
+        taken = _parts(target, numels[world:], itemsize, cut_out, output_parts)
         gives = verb is not Verb.scatter or me == plan.root
         gets = verb is not Verb.gather or me == plan.root
         return self.comm.run_parts(cpu_plan, given if gives else [], taken if gets else [], LIMIT_S)
@@ -204,7 +213,12 @@ def _bytes_at(ptr: int, num_bytes: int, device: int) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def _parts(ptr: int, numels: list[int], itemsize: int, cut: bool) -> list[tuple[int, int]]:
+def _parts(
+    ptr: int, numels: Sequence[int], itemsize: int, cut: bool, apart: Sequence[int]
+) -> list[tuple[int, int]]:
+    if apart:
+        assert cut, "a side with one part"
+        return [(at, numel * itemsize) for at, numel in zip(apart, numels, strict=True)]
     starts = accumulate(numels, initial=0) if cut else [0] * len(numels)
     pairs = zip(starts, numels, strict=False)
     return [(ptr + start * itemsize, numel * itemsize) for start, numel in pairs]

@@ -25,6 +25,11 @@ namespace {
 
 std::byte* to_ptr(uintptr_t address) { return reinterpret_cast<std::byte*>(address); }
 uintptr_t to_int(const std::byte* ptr) { return reinterpret_cast<uintptr_t>(ptr); }
+std::vector<std::byte*> to_ptrs(const std::vector<uintptr_t>& addresses) {
+  std::vector<std::byte*> ptrs;
+  for (const uintptr_t address : addresses) ptrs.push_back(to_ptr(address));
+  return ptrs;
+}
 cudaStream_t to_stream(uintptr_t handle) { return reinterpret_cast<cudaStream_t>(handle); }
 
 // A function that waits for the device, or for other ranks through it, must not hold the GIL. Ranks
@@ -243,15 +248,21 @@ void bind_group(py::module_& module) {
           "launch",
           [](DeviceGroup& group, const Plan& plan, uintptr_t input, uintptr_t output,
              uintptr_t stream, double limit_s, const std::vector<uint64_t>& counts,
-             const std::optional<ShapeRow>& shape) {
+             const std::optional<ShapeRow>& shape, const std::vector<uintptr_t>& input_parts,
+             const std::vector<uintptr_t>& output_parts) {
             const Plan copy = plan;  // the object may change hands while the GIL is away
-            const LaunchOptions options{limit_s, counts, to_shape(shape)};
+            const std::vector<std::byte*> inputs = to_ptrs(input_parts),
+                                          taken = to_ptrs(output_parts);
+            const std::vector<const std::byte*> given(inputs.begin(), inputs.end());
+            const DeviceOperands operands{to_ptr(input), to_ptr(output), counts, given, taken};
+            const LaunchOptions options{limit_s, to_shape(shape)};
             const GilAway release;  // a full queue blocks
-            group.launch(copy, to_ptr(input), to_ptr(output), to_stream(stream), options);
+            group.launch(copy, operands, to_stream(stream), options);
           },
           py::arg("plan"), py::arg("input_ptr"), py::arg("output_ptr"), py::arg("stream"),
           py::arg("limit_s"), py::arg("counts") = std::vector<uint64_t>{},
-          py::arg("shape") = py::none())
+          py::arg("shape") = py::none(), py::arg("input_parts") = std::vector<uintptr_t>{},
+          py::arg("output_parts") = std::vector<uintptr_t>{})
       .def(
           "transfer",
           [](DeviceGroup& group, const std::vector<PairRow>& rows, int most_channels,

@@ -87,15 +87,23 @@ class Side:
             for start, numel in zip(starts, self.numels, strict=False)
         ]
 
+    def lies_apart(self) -> bool:
+        """Return whether its arrays do not lie one after another."""
+        ends = [(array.ptr, array.ptr + array.num_bytes) for array in self.views]
+        return any(first[1] != second[0] for first, second in pairwise(ends))
+
+    def apart(self) -> tuple[int, ...]:
+        """Return where its arrays lie, if they lie apart and need no copies; else nothing."""
+        usable = all(array.dense for array in self.views) and self.lies_apart()
+        return tuple(array.ptr for array in self.views) if usable else ()
+
     def in_one_piece(self, *, fill: bool) -> tuple[int, torch.Tensor | None]:
         """Return where all of it lies, one part after another, and the copy made for that.
 
         The copy has the elements, or is for results to come.
         """
-        ends = [(array.ptr, array.ptr + array.num_bytes) for array in self.views]
-        apart = any(first[1] != second[0] for first, second in pairwise(ends))
-        if not apart and all(array.dense for array in self.views):
-            return ends[0][0], None
+        if all(array.dense for array in self.views) and not self.lies_apart():
+            return self.views[0].ptr, None
         if fill:
             plain = (
                 one if one.factor is None else dense_copy(one, fill=True) for one in self.views
@@ -159,18 +167,27 @@ class PartsOperands:
         if self.output and target:
             self.output.bring_back(target)
 
-    def flat(self) -> Flat:
-        """Return the memory for a GPU's kernel, which takes all parts of a side in one piece."""
+    def flat(self, *, takes_apart: bool = False) -> Flat:
+        """Return the memory for a GPU's kernel.
+
+        All parts of a side are in one piece, unless the kernel takes them as they lie.
+        """
         source, target = self.input, self.output
-        input_ptr, given = source.in_one_piece(fill=True) if source else (0, None)
-        output_ptr, taken = target.in_one_piece(fill=False) if target else (0, None)
+        input_parts = source.apart() if source and takes_apart else ()
+        output_parts = target.apart() if target and takes_apart else ()
+        input_ptr = output_ptr = 0
+        given = taken = None
+        if source and not input_parts:
+            input_ptr, given = source.in_one_piece(fill=True)
+        if target and not output_parts:
+            output_ptr, taken = target.in_one_piece(fill=False)
 
         def finish() -> None:
             if target is not None and taken is not None:
                 target.take(taken)
 
         counts = (*source.numels, *target.numels) if self.splits and source and target else ()
-        return Flat(input_ptr, output_ptr, finish, counts, keeps=given)
+        return Flat(input_ptr, output_ptr, finish, counts, (input_parts, output_parts), given)
 
     @property
     def device(self) -> int:

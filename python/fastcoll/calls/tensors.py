@@ -79,6 +79,7 @@ class Flat:
     Attributes:
         finish: Brings the result to where the user wants it.
         counts: Where parts are uneven, the elements given to each rank, then those got from each.
+        parts: By rank, the input's parts if they lie apart, with no `input_ptr`; the output's.
         keeps: Copies that must live as long as this.
     """
 
@@ -86,6 +87,7 @@ class Flat:
     output_ptr: int
     finish: Callable[[], None]
     counts: tuple[int, ...] = ()
+    parts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     keeps: object = None
 
 
@@ -116,8 +118,12 @@ class Operands:
         some = self.input or self.output
         return -1 if some is None else some.device
 
-    def flat(self) -> Flat:
-        """Return the input and output for the core: the arrays, or dense copies of strided ones."""
+    def flat(self, *, takes_apart: bool = False) -> Flat:
+        """Return the input and output for the core: the arrays, or dense copies of strided ones.
+
+        `takes_apart` is for calls with parts; see `PartsOperands`.
+        """
+        del takes_apart
         source, target = self.input, self.output
         if source is not None and not source.dense:
             source = dense_copy(source, fill=True)

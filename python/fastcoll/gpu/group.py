@@ -171,7 +171,7 @@ class DeviceGroup:
         self, plan: _C.Plan, operands: Operands | PartsOperands, limit_s: float, stream: int
     ) -> None:
         self._journal.core.write(plan, self._site())
-        flat = operands.flat()
+        flat = operands.flat(takes_apart=_C.takes_parts_apart(plan.algorithm))
         if plan.algorithm == Algorithm.nccl:
             if self.known is not None:
                 self.known.pause(True)
@@ -180,7 +180,7 @@ class DeviceGroup:
             self._copies.run(plan, flat, limit_s)
         else:
             where = flat.input_ptr, flat.output_ptr, stream
-            self._core.launch(plan, *where, limit_s, list(flat.counts))
+            self._core.launch(plan, *where, limit_s, flat.counts, None, *flat.parts)
         flat.finish()
 
     def _site(self) -> str:

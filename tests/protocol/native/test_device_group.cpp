@@ -189,7 +189,7 @@ void a_group_that_nobody_closed_leaves_nothing() {
 void giving_up_waits_for_nothing() {
   auto group = make();
   is_waiting = go_on = false;
-  std::thread launching([&] { group->launch(a_plan(), nullptr, nullptr, nullptr, {1.0}); });
+  std::thread launching([&] { group->launch(a_plan(), {}, nullptr, {1.0}); });
   until(is_waiting, "no launch");
   const int calls_before = num_calls;
   demand(group->busy(), "a launch that waits is no work");
@@ -268,13 +268,13 @@ void kernels_that_share_blocks_follow_each_other() {
   for (const bool shares : {true, false}) {
     auto one = make(shares), other = make(shares);
     num_waiting_streams = 0;
-    one->launch(a_plan(), nullptr, nullptr, stream(1), {1.0});
-    other->launch(a_plan(), nullptr, nullptr, stream(2), {1.0});
-    other->launch(a_plan(), nullptr, nullptr, stream(2), {1.0});
-    one->launch(a_plan(), nullptr, nullptr, stream(1), {1.0});
+    one->launch(a_plan(), {}, stream(1), {1.0});
+    other->launch(a_plan(), {}, stream(2), {1.0});
+    other->launch(a_plan(), {}, stream(2), {1.0});
+    one->launch(a_plan(), {}, stream(1), {1.0});
     demand(num_waiting_streams == (shares ? 2 : 0),
            shares ? "kernels that share blocks run beside each other" : "kernels wait for nothing");
-    one->launch(a_plan(), nullptr, nullptr, stream(2), {1.0});
+    one->launch(a_plan(), {}, stream(2), {1.0});
     demand(num_waiting_streams == (shares ? 3 : 1), "two kernels of a group beside each other");
   }
 }
@@ -285,7 +285,7 @@ void a_kernel_behind_an_event_starts_late() {
   for (const bool may : {true, false}) {
     auto group = make(false, may);
     const auto launch = [&](uintptr_t number) {
-      group->launch(a_plan(), nullptr, nullptr, stream(number), {1.0});
+      group->launch(a_plan(), {}, stream(number), {1.0});
       return starts_early;
     };
     const auto transfer = [&](uintptr_t number) {
@@ -303,7 +303,7 @@ void a_plan_for_other_channels_is_refused() {
   Plan plan = a_plan();
   --plan.channels;
   try {
-    group->launch(plan, nullptr, nullptr, nullptr, {1.0});
+    group->launch(plan, {}, nullptr, {1.0});
     demand(false, "channels that the regions are not laid out for");
   } catch (const Failure&) {
   }
@@ -311,9 +311,9 @@ void a_plan_for_other_channels_is_refused() {
 
 void a_launch_has_the_shape_that_was_asked_for() {
   auto group = make();
-  group->launch(a_plan(), nullptr, nullptr, nullptr, {1.0, {}, LaunchShape{3, 64, 16}});
+  group->launch(a_plan(), {}, nullptr, {1.0, LaunchShape{3, 64, 16}});
   demand(launched_shape && launched_shape->blocks == 3, "another shape");
-  group->launch(a_plan(), nullptr, nullptr, nullptr, {1.0});
+  group->launch(a_plan(), {}, nullptr, {1.0});
   demand(!launched_shape, "a shape that nobody asked for");
 }
 

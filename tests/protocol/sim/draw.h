@@ -139,6 +139,17 @@ inline Choice draw_choice(Random& random, const std::string& only) {
   }
 }
 
+// The tensors of a list: on some ranks alone, as peers do not know.
+inline void draw_apart(Random& random, const Step& step, int rank, Placement& place) {
+  const bool is_elsewhere =
+      (step.verb == Verb::scatter || step.verb == Verb::gather) && rank != step.root;
+  if (!takes_parts_apart(step.algorithm) || is_elsewhere) return;
+  place.input_apart = verb_gives_parts(step.verb) && pick(random, 3) == 0;
+  place.output_apart = verb_gets_parts(step.verb) && pick(random, 3) == 0;
+  place.symmetric_input = place.symmetric_input && !place.input_apart;
+  place.symmetric_output = place.symmetric_output && !place.output_apart;
+}
+
 template <class P>
 Step draw_step(Random& random, int world, const std::string& only) {
   Step step;
@@ -176,6 +187,7 @@ Step draw_step(Random& random, int world, const std::string& only) {
     const size_t grain = pick(random, 2) == 0 ? kPackBytes : step.elem_bytes();
     place.input_shift_bytes = pick(random, kPackBytes) / grain * grain;
     place.output_shift_bytes = pick(random, kPackBytes) / grain * grain;
+    draw_apart(random, step, rank, place);
     step.places.push_back(place);
   }
   // One place on all ranks, which the switch can use.

@@ -68,6 +68,8 @@ void absent(const Choice& choice, Random& random) {
   Machine machine(kWorld, Schedule::uniform, random(), kLimitNs);
   Step step = plain_step(choice, random);
   step.root = int(pick(random, kWorld));
+  for (int rank = 0; rank < kWorld; ++rank)
+    draw_apart(random, step, rank, step.places[size_t(rank)]);
   step = with_inputs(step, random);
   const bool has_result = step.algorithm != Algorithm::copy_engine;
   for (int rank = 0; rank < kWorld; ++rank)

@@ -11,8 +11,8 @@
 #include <functional>
 #include <memory>
 
+#include "buffers.h"
 #include "cuda/kernels.cuh"
-#include "steps.h"
 
 namespace fastcoll::sim {
 
@@ -27,8 +27,6 @@ struct Transfer {
 inline constexpr int kChannels = 4;  // that a group agreed on: as many as most calls have blocks
 inline constexpr size_t kHeapBytes = size_t{1} << 20;
 inline constexpr size_t kPairHeapBytes = kHeapBytes / kMaxGpuWorld;  // from one rank to another
-inline constexpr unsigned char kFiller = 0xa5;
-inline constexpr size_t kMarginBytes = 32;
 
 class Machine {
  public:
@@ -55,6 +53,8 @@ class Machine {
 
   // A planted bug: a reduce_scatter in place puts its result where another rank's part is read.
   static inline bool misplaces_parts = false;
+  // Another: parts that lie apart are given to the wrong ranks.
+  static inline bool swaps_parts = false;
 
   // Whether kernels start early, as do the program's between them.
   bool starts_early = true;
@@ -93,9 +93,10 @@ class Machine {
                const std::function<void(DeviceCall&)>& lies = nullptr, int stream = 0) {
     buffers_.push_back(std::make_unique<Buffers>());
     Buffers& buffers = *buffers_.back();
-    place(step, rank, buffers);
+    buffers.place(step, rank, regions_[size_t(rank)] + kHeapOffsetBytes, kHeapBytes,
+                  misplaces_parts);
     const int queue = rank + stream * world_;
-    simulator_.enqueue(queue, of_program([=, &buffers] { fill(step, rank, buffers); }));
+    simulator_.enqueue(queue, of_program([=, &buffers] { buffers.fill(step, rank); }));
     DeviceCall call = make_call(step, rank, buffers);
     if (lies) lies(call);
     simulator_.enqueue(queue, {step.blocks, step.threads, [=] { kernel(call); }, starts_early});
@@ -104,7 +105,7 @@ class Machine {
           const bool failed = __atomic_load_n(&verdict(rank).kind, __ATOMIC_ACQUIRE) != 0;
           if (checks == Checks::output || (checks == Checks::unless_failed && !failed))
             check(step, rank, buffers);
-          else if (checks == Checks::nothing) last_output_[rank] = copy_of(step, rank, buffers);
+          else if (checks == Checks::nothing) last_output_[rank] = buffers.results();
         }));
   }
   // Delays the next job of this stream.
@@ -153,12 +154,6 @@ class Machine {
   static constexpr size_t kHeapOffsetBytes =
       GpuLayout::of(kMaxLlChannels, kMaxGpuWorld).num_bytes() + 4096;
   static constexpr size_t kRegion = kHeapOffsetBytes + 2 * kHeapBytes;
-
-  struct Buffers {
-    reference::Bytes private_input, private_output;
-    std::byte* input;
-    std::byte* output;
-  };
 
   struct Batch {
     PairCall call{};
@@ -224,40 +219,6 @@ class Machine {
       wrong(step, rank, "bytes beside the output were written");
   }
 
-  static std::byte* aligned(reference::Bytes& bytes, size_t num_bytes) {
-    bytes.assign(num_bytes + 2 * kMarginBytes + kPackBytes, kFiller);
-    auto address = reinterpret_cast<uintptr_t>(bytes.data()) + kMarginBytes;
-    address = (address + kPackBytes - 1) / kPackBytes * kPackBytes;
-    return reinterpret_cast<std::byte*>(address);
-  }
-
-  void place(const Step& step, int rank, Buffers& buffers) {
-    const Placement& where = step.places[size_t(rank)];
-    const size_t elem = step.elem_bytes();
-    // In place, either may hold the other.
-    const size_t most_bytes = std::max(input_numel(step, rank), output_numel(step, rank)) * elem;
-    std::byte* data = regions_[size_t(rank)] + kHeapOffsetBytes;
-    buffers.input =
-        where.symmetric_input
-            ? data + kMarginBytes + where.input_shift_bytes
-            : aligned(buffers.private_input, most_bytes + kPackBytes) + where.input_shift_bytes;
-    buffers.output =
-        where.symmetric_output
-            ? data + kHeapBytes / 2 + kMarginBytes + where.output_shift_bytes
-            : aligned(buffers.private_output, most_bytes + kPackBytes) + where.output_shift_bytes;
-    if (!where.in_place) return;
-    if (step.verb == Verb::all_gather) {  // my chunk of the output
-      buffers.input = buffers.output;
-      for (int before = 0; before < rank; ++before)
-        buffers.input += input_numel(step, before) * elem;
-    } else if (step.verb == Verb::reduce_scatter) {  // my chunk of the input
-      const size_t part = size_t(misplaces_parts ? (rank + 1) % world_ : rank);
-      buffers.output = buffers.input + part * step.numel * elem;
-    } else {
-      buffers.output = buffers.input;
-    }
-  }
-
   uint32_t location(int rank, const std::byte* ptr) const {
     const std::byte* data = regions_[size_t(rank)] + kHeapOffsetBytes;
     if (ptr < data || ptr >= data + kHeapBytes) return GpuLocation::kStaged;
@@ -288,8 +249,16 @@ class Machine {
 
   DeviceCall make_call(const Step& step, int rank, Buffers& buffers) {
     DeviceCall call = base_call(step, rank);
-    call.input = buffers.input;
-    call.output = buffers.output;
+    const Placement& where = step.places[size_t(rank)];
+    call.input_apart = where.input_apart;
+    call.output_apart = where.output_apart;
+    call.input = where.input_apart ? nullptr : buffers.given[0].begin;
+    call.output = where.output_apart ? nullptr : buffers.taken[0].begin;
+    for (int peer = 0; peer < world_; ++peer) {
+      const int to = swaps_parts ? (peer + 1) % world_ : peer;
+      if (where.input_apart) call.input_parts[peer] = buffers.given[size_t(to)].begin;
+      if (where.output_apart) call.output_parts[peer] = buffers.taken[size_t(peer)].begin;
+    }
     if (!step.even) {
       for (int peer = 0; peer < world_; ++peer) {
         call.counts[peer] = step.splits[size_t(rank)][size_t(peer)];
@@ -299,59 +268,41 @@ class Machine {
     }
     const int parts = dtype_kind(step.dtype) == Kind::complex ? 2 : 1;
     call.numel = step.numel * uint64_t(parts);
-    call.input_location = location(rank, buffers.input);
-    call.output_location = location(rank, buffers.output);
+    call.input_location = location(rank, call.input);
+    call.output_location = location(rank, call.output);
     call.plan_hash = step.plan_hash();
     call.root = step.root;
     call.verb = step.verb;
     return call;
   }
 
-  static void fill(const Step& step, int rank, Buffers& buffers) {
-    const Placement& where = step.places[size_t(rank)];
-    const size_t elem = step.elem_bytes();
-    const size_t out_bytes = output_numel(step, rank) * elem;
-    const bool shared_margin = where.in_place && step.verb == Verb::reduce_scatter;
-    if (!shared_margin)
-      std::memset(buffers.output - kMarginBytes / 2, kFiller, out_bytes + kMarginBytes);
-    const Codes& codes = step.inputs[size_t(rank)];
-    for (size_t i = 0; i < codes.size(); ++i)
-      std::memcpy(buffers.input + i * elem, &codes[i], elem);
-  }
-
-  static reference::Bytes copy_of(const Step& step, int rank, const Buffers& buffers) {
-    const auto* bytes = reinterpret_cast<const unsigned char*>(buffers.output);
-    return {bytes, bytes + output_numel(step, rank) * step.elem_bytes()};
-  }
-
   [[noreturn]] static void wrong(const Step& step, int rank, const std::string& what) {
     const Placement& where = step.places[size_t(rank)];
-    std::fprintf(stderr, "WRONG: rank %d, %s: %s (input %s, output %s%s)\n", rank,
-                 step.name().c_str(), what.c_str(), where.symmetric_input ? "symmetric" : "private",
-                 where.symmetric_output ? "symmetric" : "private",
-                 where.in_place ? ", in place" : "");
+    const auto memory = [](bool symmetric, bool apart) {
+      return apart ? "apart" : symmetric ? "symmetric" : "private";
+    };
+    std::fprintf(
+        stderr, "WRONG: rank %d, %s: %s (input %s, output %s%s)\n", rank, step.name().c_str(),
+        what.c_str(), memory(where.symmetric_input, where.input_apart),
+        memory(where.symmetric_output, where.output_apart), where.in_place ? ", in place" : "");
     std::exit(1);
   }
 
   void check(const Step& step, int rank, const Buffers& buffers) const {
     if (verdict(rank).kind != 0) wrong(step, rank, "a verdict: " + describe(verdict(rank)));
-    const Placement& where = step.places[size_t(rank)];
     const size_t elem = step.elem_bytes();
     const Codes expected = expected_output(step, rank);
+    const reference::Bytes results = buffers.results();
     for (size_t i = 0; i < expected.size(); ++i) {
       uint64_t code = 0;
-      std::memcpy(&code, buffers.output + i * elem, elem);
+      std::memcpy(&code, &results[i * elem], elem);
       if (code != expected[i])
         wrong(step, rank,
               "element " + std::to_string(i) + " is " + std::to_string(code) + ", expected " +
                   std::to_string(expected[i]));
     }
-    if (where.in_place) return;
-    const size_t out_bytes = expected.size() * elem;
-    for (size_t i = 0; i < kMarginBytes / 2; ++i)
-      if (buffers.output[out_bytes + i] != std::byte{kFiller} ||
-          *(buffers.output - 1 - i) != std::byte{kFiller})
-        wrong(step, rank, "bytes beside the output were written");
+    if (!step.places[size_t(rank)].in_place && !buffers.margins_intact())
+      wrong(step, rank, "bytes beside the output were written");
   }
 
  public:

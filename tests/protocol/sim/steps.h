@@ -22,6 +22,7 @@ struct Placement {  // of one rank's tensors
   bool symmetric_input, symmetric_output;
   bool in_place;
   size_t input_shift_bytes, output_shift_bytes;  // from a pack
+  bool input_apart, output_apart;  // parts that do not lie end to end; then nothing is symmetric
 };
 
 struct Step {
@@ -44,6 +45,15 @@ struct Step {
   size_t elem_bytes() const { return dtype_size(dtype); }
   bool reduces() const {
     return verb == Verb::all_reduce || verb == Verb::reduce_scatter || verb == Verb::reduce;
+  }
+  // Of a verb that cuts this side.
+  std::vector<uint64_t> part_numels(int rank, bool gives) const {
+    std::vector<uint64_t> numels;
+    for (size_t peer = 0; peer < places.size(); ++peer)
+      numels.push_back(even    ? numel
+                       : gives ? splits[size_t(rank)][peer]
+                               : splits[peer][size_t(rank)]);
+    return numels;
   }
   uint32_t plan_hash() const {
     uint64_t hash = mix64(uint64_t(algorithm) | uint64_t(verb) << 8 | uint64_t(dtype) << 16 |

@@ -91,6 +91,7 @@ inline bool plant(const std::string& name) {
       {"switch_without_longs", &switch_lacks_longs},
       {"switch_without_words", &switch_drops_words},
       {"misplaced_parts", &Machine::misplaces_parts},
+      {"swapped_parts", &Machine::swaps_parts},
   };
   const auto found = switches.find(name);
   if (found == switches.end()) return false;
