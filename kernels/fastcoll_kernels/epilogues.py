@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .arithmetic import FLOAT_ABS, narrow, round_to, widen
+from .arithmetic import FLOAT_ABS, FLOAT_INF, narrow, round_to, widen
 from .call import Epilogue, Launch, as_words, check
 
 # fp32's smallest normal number: no scale is less, so that a row of zeros gives zeros.
@@ -169,17 +169,48 @@ def quantise(
 
 
 @triton.jit
+def _wide(value):
+    """fp32 of fp32, fp16 or bf16: of bf16 by its bits, as the interpreter errs in subnormals."""
+    if value.dtype == tl.bfloat16:
+        return widen(value.to(tl.int16, bitcast=True), "bfloat16")
+    else:
+        return value.to(tl.float32)
+
+
+@triton.jit
+def _power_of_two(exponent):
+    return ((exponent + 1023) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _mean_of_squares(value, mask, columns, log_columns):
+    """The mean of a row's squares, which no order of the sum can change: docs/numerics.md.
+
+    Each square is rounded to a multiple of one unit. fp64 holds every sum of these multiples.
+    """
+    bits = _amax_bits(value, mask)
+    largest = bits.to(tl.float32, bitcast=True)
+    exponent = (largest.to(tl.float64).to(tl.int64, bitcast=True) >> 52) - 1023
+    unit = 2 * (exponent + 1) + log_columns - 53
+    magic = 1.5 * _power_of_two(unit + 52)  # adding it rounds to a multiple of the unit
+    wide = tl.where(mask, value, 0.0).to(tl.float64)
+    total = tl.sum((wide * wide + magic) - magic, axis=0)
+    mean = (total / tl.full((), columns, tl.float64)).to(tl.float32)
+    return tl.where((bits == 0) | (bits >= FLOAT_INF), largest, mean)
+
+
+@triton.jit
 def _add_rms_norm(value, index, mask, row, args):
-    residual, summed, weight, epsilon, count = args
-    total = value + tl.load(residual + index, mask=mask, other=0.0).to(tl.float32)
+    residual, summed, weight, epsilon, columns, log_columns = args
+    total = value + _wide(tl.load(residual + index, mask=mask, other=0.0))
     total = round_to(total, summed.dtype.element_ty)
     tl.store(summed + index, total, mask=mask)
-    total = tl.where(mask, total.to(tl.float32), 0.0)
-    mean = tl.div_rn(tl.sum(total * total, axis=0), count)
-    norm = tl.sqrt_rn(mean + epsilon)
+    total = tl.where(mask, _wide(total), 0.0)
+    mean = _mean_of_squares(total, mask, columns, log_columns)
+    inverse = tl.div_rn(1.0, tl.sqrt_rn(mean + epsilon))
     column = tl.arange(0, total.shape[0])
-    factor = tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
-    return tl.div_rn(total, norm) * factor
+    factor = _wide(tl.load(weight + column, mask=mask, other=0.0))
+    return (total * inverse) * factor
 
 
 def add_rms_norm(
@@ -193,9 +224,8 @@ def add_rms_norm(
 
     The sum is summed = result + residual, rounded to the residual's dtype. The output is
     out = summed / sqrt(mean(summed^2) + epsilon) * weight, in fp32, rounded once. (Zhang and
-    Sennrich, Root Mean Square Layer Normalization, 2019.) `summed` has the bits of the separate
-    steps. The mean's sum runs in an order that the compiler chooses, so `out` may differ in the
-    last digit from another program's.
+    Sennrich, Root Mean Square Layer Normalization, 2019.) Both have the bits of fastcoll.RMSNorm
+    on CPUs, which docs/numerics.md defines.
 
     Args:
         out: The launcher's `out`, float32, float16 or bfloat16: [..., columns].
@@ -213,5 +243,6 @@ def add_rms_norm(
     _need("residual", residual, shape, *_HALF_OR_SINGLE)
     _need("summed", summed, shape, residual.dtype)
     _need("weight", weight, shape[-1:], *_HALF_OR_SINGLE)
-    args = (residual, summed, weight, epsilon, float(shape[-1]))
+    log_columns = max(2, (shape[-1] - 1).bit_length())
+    args = (residual, summed, weight, epsilon, shape[-1], log_columns)
     return Epilogue(_add_rms_norm, args, by_rows=True)

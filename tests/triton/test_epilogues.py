@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support import oracle
+from tests.support import oracle, row_oracle
 from tests.support.harness import Rank
 from tests.triton import ranks
 from tests.triton.ranks import World, bits_of, tensor_of, words_in
@@ -79,7 +79,11 @@ def fuse(me: Rank, world: World, kernel: str) -> dict[str, Any]:
         residual = tensor_of(plain_words(dtype, 4), dtype).view(out.shape)
         weight = tensor_of(plain_words(dtype, 5)[:COLUMNS], dtype)
         run(f"norm_{dtype}", dtype, out, epilogues.add_rms_norm(out, residual, weight, 1e-5))
-        found[f"summed_{dtype}"] = bits_of(residual)
+        found[f"norm_sums_{dtype}"] = bits_of(residual)
+        if kernel == "apply":
+            fused = epilogues.add_rms_norm(out, residual.zero_(), weight, 1e-5)
+            module.apply(tensor_of(edges(dtype), dtype).view(out.shape), out, fused, launch)
+            found[f"edges_{dtype}"], found[f"edges_sums_{dtype}"] = bits_of(out), bits_of(residual)
     found["verdict"] = space.broken()
     return found
 
@@ -88,6 +92,24 @@ def reduced(dtype: str, world: int, op: str = "SUM") -> np.ndarray:
     """The plain call's result, as numbers."""
     words = [words_in(dtype, NUMEL, rank, 1) for rank in range(world)]
     return oracle.decode(oracle.reduce(words, dtype, op, world), dtype)
+
+
+def edges(dtype: str) -> np.ndarray:
+    """Rows of zeros, of subnormals and of the largest numbers, one with infinity, one with NaN."""
+    rows = np.random.default_rng(6).standard_normal((ROWS, COLUMNS)).astype(np.float32)
+    rows[0], rows[1], rows[2] = 0, rows[1] * np.float32(1e-39), np.float32(3e38)
+    rows[3, 5], rows[4, 7] = np.inf, np.nan
+    return oracle.encode(rows.reshape(-1), dtype)
+
+
+def check_norm(found: dict[str, Any], name: str, plain: np.ndarray, dtype: str) -> None:
+    """Compare with the definition of docs/numerics.md."""
+    rows, added = (one.reshape(ROWS, COLUMNS) for one in (plain, plain_words(dtype, 4)))
+    weight = plain_words(dtype, 5)[:COLUMNS]
+    norm = row_oracle.Norm(1e-5, weight=weight, weight_dtype=dtype)
+    summed, normed = row_oracle.rms_norm(rows, dtype, norm, added * (name == "norm"))
+    assert np.array_equal(found[f"{name}_sums_{dtype}"], summed.reshape(-1))
+    assert np.array_equal(found[f"{name}_{dtype}"], normed.reshape(-1))
 
 
 def quantised(values: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
@@ -125,18 +147,10 @@ def test_fused_is_unfused(
             bits, scales = quantised(halves.reshape(1, NUMEL), dtype)
             assert np.array_equal(found[f"whole_{dtype}"], bits)
             assert np.array_equal(found[f"whole_scale_{dtype}"], scales)
-        for dtype, digits in (("float32", 22), ("bfloat16", 7)):
-            with np.errstate(all="ignore"):
-                total = reduced(dtype, 2) + oracle.decode(plain_words(dtype, 4), dtype)
-            summed = oracle.encode(total, dtype)
-            assert np.array_equal(found[f"summed_{dtype}"], summed)
-            numbers = oracle.decode(summed, dtype).astype(np.float64).reshape(ROWS, COLUMNS)
-            weight = oracle.decode(plain_words(dtype, 5), dtype)[:COLUMNS]
-            with np.errstate(all="ignore"):
-                norm = np.sqrt((numbers.astype(np.float32) ** 2).mean(axis=1, keepdims=True) + 1e-5)
-                want = (numbers / norm * weight).reshape(-1)
-            got = oracle.decode(found[f"norm_{dtype}"], dtype)
-            np.testing.assert_allclose(got, want, rtol=2.0**-digits, atol=1e-30)
+        for dtype in ("float32", "bfloat16"):
+            check_norm(found, "norm", oracle.encode(reduced(dtype, 2), dtype), dtype)
+            if kernel == "apply":
+                check_norm(found, "edges", edges(dtype), dtype)
 
 
 def test_epilogues_of_a_broken_group_hand_nan_on(
