@@ -93,6 +93,28 @@ PreparedOnGpu prepare_on_gpu(FastVerb verb, const ProcessGroup& group, const Arg
   return prepared;
 }
 
+std::vector<PreparedOnGpu> prepare_list_on_gpu(FastVerb verb, const ProcessGroup& group,
+                                               const Args& args, Op op, bool beside) {
+  const Verb core = signature_of(verb).core;
+  const bool reduces_all = core == Verb::all_reduce;
+  const FastVerb each = reduces_all                    ? FastVerb::all_reduce
+                        : core == Verb::reduce_scatter ? FastVerb::reduce_scatter_tensor
+                                                       : FastVerb::all_gather_into_tensor;
+  const std::span<PyObject*> outputs = items_of(args[kTensor]);
+  const std::span<PyObject*> inputs = reduces_all ? outputs : items_of(args[kSecond]);
+  if (outputs.size() != inputs.size()) return {};
+  std::vector<PreparedOnGpu> calls;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    Args one;
+    one[kTensor] = outputs[i];
+    one[kSecond] = reduces_all ? nullptr : inputs[i];
+    one.options = args.options;
+    calls.push_back(prepare_on_gpu(each, group, one, op, beside));
+    if (!calls.back().call.is_fast()) return {};
+  }
+  return calls;
+}
+
 void start_on_gpu(ProcessGroup& group, const PreparedOnGpu& prepared, double timeout_s) {
   GpuCalls& calls = *group.gpu_calls();
   const Prepared& call = prepared.call;
@@ -104,16 +126,16 @@ void start_on_gpu(ProcessGroup& group, const PreparedOnGpu& prepared, double tim
   start(calls, prepared.stream, limit_of(calls, timeout_s), call.plan, operands);
 }
 
-PyObject* start_beside(const Caller& caller, const PreparedOnGpu& prepared, const Args& args,
+PyObject* start_beside(const Caller& caller, std::span<const PreparedOnGpu> calls, const Args& args,
                        PyObject* outputs) {
   Owned work(new_gpu_work(caller, outputs, -1));
-  GpuCalls& calls = *caller.group.gpu_calls();
-  follow(calls, prepared.current);
-  start_on_gpu(caller.group, prepared, args.timeout_s);
+  const GpuCalls& side = *caller.group.gpu_calls();
+  follow(*caller.group.gpu_calls(), calls[0].current);
+  for (const PreparedOnGpu& call : calls) start_on_gpu(caller.group, call, args.timeout_s);
   PyObject* const works[] = {work.get()};
   begin_gpu_works(works);
-  keep_all_for(calls, args[kTensor]);
-  keep_all_for(calls, args[kSecond]);
+  keep_all_for(side, args[kTensor]);
+  keep_all_for(side, args[kSecond]);
   return work.release();
 }
 

@@ -5,6 +5,7 @@
 
 #include <Python.h>
 
+#include <span>
 #include <vector>
 
 #include "group/process_group.h"
@@ -33,11 +34,15 @@ struct PreparedOnGpu {
 PreparedOnGpu prepare_on_gpu(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
                              bool beside = false);
 
+// Of a verb with lists: a call for each tensor of the list, or none of them.
+std::vector<PreparedOnGpu> prepare_list_on_gpu(FastVerb verb, const ProcessGroup& group,
+                                               const Args& args, Op op, bool beside = false);
+
 // Start it. Throws a Failure.
 void start_on_gpu(ProcessGroup& group, const PreparedOnGpu& prepared, double timeout_s);
-// Start it beside the current stream; return its handle, whose results are in the list `outputs`.
-// Throws a Failure, or Interrupted with a Python error set.
-PyObject* start_beside(const Caller& caller, const PreparedOnGpu& prepared, const Args& args,
+// Start calls beside the current stream; return their one handle, whose results are in the list
+// `outputs`. Throws a Failure, or Interrupted with a Python error set.
+PyObject* start_beside(const Caller& caller, std::span<const PreparedOnGpu> calls, const Args& args,
                        PyObject* outputs);
 
 }  // namespace fastcoll

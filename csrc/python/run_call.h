@@ -6,7 +6,9 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "group/process_group.h"
 #include "python/arguments.h"
@@ -67,8 +69,23 @@ template <FastVerb kVerb>
     count_writes(written_by<kVerb>(group, args));
     start_on_gpu(group, prepared, args.timeout_s);
     return true;
+  } else if constexpr (takes_lists(kVerb)) {
+    const std::vector<PreparedOnGpu> calls = prepare_list_on_gpu(kVerb, group, args, op);
+    if (calls.empty()) return false;
+    count_writes(written_by<kVerb>(group, args));
+    for (const PreparedOnGpu& call : calls) start_on_gpu(group, call, args.timeout_s);
+    return true;
   }
   return false;
+}
+
+template <FastVerb kVerb>
+PyObject* start_all_beside(const Caller& caller, std::span<const PreparedOnGpu> calls,
+                           const Args& args) {
+  const Owned outputs(outputs_of<kVerb>(caller.group, args));
+  if (!outputs.get()) throw Interrupted{};
+  count_writes(written_by<kVerb>(caller.group, args));
+  return start_beside(caller, calls, args, outputs.get());
 }
 
 // As start_collective, of a call on a GPU.
@@ -76,11 +93,11 @@ template <FastVerb kVerb>
 [[gnu::noinline]] PyObject* start_beside_there(const Caller& caller, const Args& args, Op op) {
   if constexpr (is_known_on_gpu(kVerb)) {
     const PreparedOnGpu prepared = prepare_on_gpu(kVerb, caller.group, args, op, true);
-    if (!prepared.call.is_fast()) return nullptr;
-    const Owned outputs(outputs_of<kVerb>(caller.group, args));
-    if (!outputs.get()) throw Interrupted{};
-    count_writes(written_by<kVerb>(caller.group, args));
-    return start_beside(caller, prepared, args, outputs.get());
+    return prepared.call.is_fast() ? start_all_beside<kVerb>(caller, {&prepared, 1}, args)
+                                   : nullptr;
+  } else if constexpr (takes_lists(kVerb)) {
+    const auto calls = prepare_list_on_gpu(kVerb, caller.group, args, op, true);
+    return calls.empty() ? nullptr : start_all_beside<kVerb>(caller, calls, args);
   }
   return nullptr;
 }
@@ -174,7 +191,10 @@ PyObject* run_collective(const Caller& caller, Args& args) {
     } else {
       const auto lists = prepare_lists(signature_of(kVerb).core, group, args[kTensor],
                                        args[kSecond], *op, args.options);
-      if (lists.empty()) return nullptr;
+      if (lists.empty()) {
+        const bool has_started = group.gpu_calls() && start_there<kVerb>(group, args, *op);
+        return has_started ? Py_NewRef(Py_None) : nullptr;
+      }
       count_writes(written_by<kVerb>(group, args));
       PythonHost host;
       run_lists(group, lists, host, args.timeout_s);

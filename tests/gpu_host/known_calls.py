@@ -304,6 +304,7 @@ def timing(cuda: FakeCuda) -> None:
             "all_gather of a list": lambda verbs: verbs.all_gather(outs, tensor),
             "all_gather, apart": lambda verbs: verbs.all_gather(apart, tensor),
             "reduce_scatter, apart": lambda verbs: verbs.reduce_scatter(tensor, apart),
+            "all_reduce_coalesced of two": lambda verbs: verbs.all_reduce_coalesced(apart),
             "all_to_all_single": lambda verbs: verbs.all_to_all_single(out, whole),
             "all_to_all_single with splits": lambda verbs: verbs.all_to_all_single(
                 out, whole, splits, splits

@@ -89,6 +89,55 @@ def verbs(cuda: FakeCuda) -> None:
                 assert me.gpu.kept_for == kept_for, call
 
 
+def lists(cuda: FakeCuda) -> None:
+    """C++ launches a call for each tensor of a list, all under one handle."""
+    import torch
+
+    import fastcoll
+    from tests.support.fallbacks import noting
+
+    with two_ranks(cuda) as me:
+        comm = me.comm
+        small, large = [torch.ones(8), torch.ones(5)], [torch.ones(16), torch.ones(10)]
+        mixed = [torch.ones(8), torch.ones(3, dtype=torch.int32), torch.ones(8)]
+        for call, outputs in (
+            (partial(comm.all_reduce_coalesced, mixed, op="max"), mixed),
+            (partial(comm.all_reduce_coalesced, small, timeout_s=2.5), small),
+            (partial(comm.reduce_scatter_tensor_coalesced, small, large), small),
+            (partial(comm.all_gather_into_tensor_coalesced, large, small), large),
+        ):
+            call()
+            me.gpu.use(5)
+            comm.use_gpu(None)
+            call()
+            by_python = cuda.launched()
+            comm.use_gpu(comm.device_group.known)
+            me.gpu.use(6)
+            versions, before = [one._version for one in outputs], cuda.launches()
+            with all_known():
+                call()
+            assert cuda.launches() == before + len(outputs)
+            assert cuda.launched() == by_python | {"stream": 6}, call
+            assert [one._version for one in outputs] == [version + 1 for version in versions]
+            me.gpu.kept_for.clear()
+            cuda.done_in_streams()
+            with all_known():
+                work = call(async_op=True)
+                assert work.wait()
+            assert cuda.launches() == before + 2 * len(outputs)
+            assert cuda.launched() == by_python | {"stream": SIDE}, call
+            rows = [row[:2] for row in cuda.done_in_streams()]
+            assert rows[:2] == [("record", 6), ("wait", SIDE)]
+            assert rows[-2:] == [("record", SIDE), ("wait", 6)]
+            assert [id(one) for one in work.result()] == [id(one) for one in outputs]
+            assert len(me.gpu.kept_for) >= len(outputs)
+        before = cuda.launches()
+        with noting() as found, raises(fastcoll.UsageError, "tensor 1 of the list"):
+            comm.all_gather_into_tensor_coalesced(large, [small[0], torch.ones(3)])
+        assert found
+        assert cuda.launches() == before, "a part of a wrong list was started"
+
+
 def program(cuda: FakeCuda) -> None:
     """The writes of a known call are counted; its tensors are read at every call."""
     import torch

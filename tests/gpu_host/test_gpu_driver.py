@@ -51,7 +51,7 @@ def test_known_works(program: str, extension: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", ["verbs", "program", "apart", "symmetric", "batches", "batches_by_python"]
+    "program", ["verbs", "lists", "program", "apart", "symmetric", "batches", "batches_by_python"]
 )
 def test_known_parts(program: str, extension: Path) -> None:
     """See the function of that name in `known_parts`."""
