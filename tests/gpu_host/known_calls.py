@@ -182,7 +182,7 @@ def carriers(cuda: FakeCuda) -> None:
             with looked_at():
                 comm.all_reduce(torch.ones(numel))
         comm.all_reduce(tensor)
-        flat = SimpleNamespace(flat=lambda: Flat(0, 0, lambda: None))
+        flat = SimpleNamespace(flat=lambda **_: Flat(0, 0, lambda: None))
         carrier = mock.MagicMock(is_late=lambda: False)
         with mock.patch.object(side, "_nccl", carrier):
             carrier.busy.return_value = True

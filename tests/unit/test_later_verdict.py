@@ -2,6 +2,7 @@
 """A verdict of a later call leaves the calls and messages before it a moment to end."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from torch.distributed import HashStore
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.node_map import NodeMap
-from fastcoll.errors import AbortedError
+from fastcoll.errors import AbortedError, CollectiveTimeout
 from fastcoll.nodes.gpus import in_flight
 from fastcoll.nodes.transfers.channels import Channel, Ends, Turns
 from fastcoll.nodes.transfers.local import LocalTransfers
@@ -92,6 +93,25 @@ def test_a_rank_that_listens_breaks_its_node_by_a_verdict_of_its_call(later: boo
     made, node = make_watch(CALL + later)
     made.listen()
     assert node.is_broken is not later
+
+
+@pytest.mark.parametrize(("num_nodes", "blamed"), [(2, [1]), (3, [2])])
+def test_a_timeout_leaves_an_earlier_calls_rank_a_moment_to_name_the_missing(
+    num_nodes: int, blamed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three nodes the second one waits for the third, in the call before."""
+    monkeypatch.setattr(watch, "GRACE_S", 0.5)
+    board, node = Board(HashStore(), "nonce"), Node()
+    ranks = tuple((rank,) for rank in range(num_nodes))
+    node_map = NodeMap(ranks, ("a", "b", "c")[:num_nodes])
+    made = watch.Watch("default", 0, node_map, node, board)  # type: ignore[arg-type]
+    made.begin(CALL, "barrier")
+    if num_nodes == 3:
+        better = CollectiveTimeout("node 1 waited for node 2", [2])
+        threading.Timer(0.75, lambda: board.decide_verdict(better, CALL - 1)).start()
+    error = made.late(Deadline(0))
+    assert isinstance(error, CollectiveTimeout)
+    assert [*error.ranks] == blamed
 
 
 # ---- messages, and calls on GPUs -----------------------------------------------------------------

@@ -35,8 +35,8 @@ _LONG_S = 0.05
 # How long a rank that lost a connection or timed out waits for a better-informed rank's error.
 GRACE_S = 1.0
 # The time from a rank's timeout until its node knows, if the store does not answer. The rank
-# listens, asks for the missing nodes, and decides the verdict.
-SPEAKING_S = GRACE_S + 2 * Board.ANSWER_S
+# listens, asks for the missing nodes, listens again, and decides the verdict.
+SPEAKING_S = 2 * (GRACE_S + Board.ANSWER_S)
 # Characters of an error that fit into a node's verdict, even if all of them are escaped.
 _NODE_TEXT = 800
 
@@ -185,6 +185,10 @@ class Watch:
         if verdict := self.heard():
             return verdict
         nodes = self._suspects()
+        # One of several may wait in an earlier call. Its limit ran out before this one's, and it
+        # knows better who is missing.
+        if len(nodes) > 1 and (verdict := self.heard()):
+            return verdict
         return CollectiveTimeout(
             f"{self._who()} waited {deadline.limit_s:g} s for "
             f"{self._node_map.describe(nodes)}: no answer from there. Is the network up? Use of "
