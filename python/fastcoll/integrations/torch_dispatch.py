@@ -15,16 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._C import (
-    DispatchKey,
-    TensorBase,
-    _dispatch_keys,
-    _get_dispatch_mode,
-    _len_torch_dispatch_stack,
-    _pop_torch_dispatch_stack,
-    _push_on_torch_dispatch_stack,
-    _TorchDispatchModeKey,
-)
 from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -32,19 +22,31 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fastcoll.integrations.torch_base import BaseProcessGroup
 from fastcoll.integrations.torch_work import TorchWork
 
+try:
+    from torch._C import (
+        DispatchKey,
+        TensorBase,
+        _dispatch_keys,
+        _get_dispatch_mode,
+        _len_torch_dispatch_stack,
+        _pop_torch_dispatch_stack,
+        _push_on_torch_dispatch_stack,
+        _TorchDispatchModeKey,
+    )
+except ImportError:  # a torch without these names: nobody sees the calls of its Python groups
+    _CAN_BE_WATCHED = False
+else:
+    _CAN_BE_WATCHED = True
+
 CarryOut = Callable[..., TorchWork | None]
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NAMESPACE = "c10d"
-_MODES_OF_TORCH = (
-    _TorchDispatchModeKey.FAKE,
-    _TorchDispatchModeKey.PROXY,
-    _TorchDispatchModeKey.FUNCTIONAL,
-)
+_MODES_OF_TORCH = ("FAKE", "PROXY", "FUNCTIONAL")
 
 
 def is_watched(args: Sequence[Any]) -> bool:
     """Return whether a mode, or the class of a tensor in `args`, is to see a call's operator."""
-    return _len_torch_dispatch_stack() > 0 or _have_class(args)
+    return _CAN_BE_WATCHED and (_len_torch_dispatch_stack() > 0 or _have_class(args))
 
 
 def _have_class(given: Sequence[Any]) -> bool:
@@ -119,7 +121,8 @@ class _Lowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Carry out the call, unless a mode or class of torch's has still to see it."""
         del types
-        is_torchs = any(_get_dispatch_mode(key) is not None for key in _MODES_OF_TORCH)
+        keys = (getattr(_TorchDispatchModeKey, name) for name in _MODES_OF_TORCH)
+        is_torchs = any(_get_dispatch_mode(key) is not None for key in keys)
         if func.namespace != _NAMESPACE or is_torchs:
             return func(*args, **(kwargs or {}))
         if _have_class(args):
