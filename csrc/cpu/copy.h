@@ -19,7 +19,7 @@
 namespace fastcoll {
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)  // TSan does not see such copies
-// A variable, as tests try both ways.
+// A variable, as tests try both ways, and count what goes through memcpy.
 inline bool copies_by_vectors = [] {
   __builtin_cpu_init();
   return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx2");
@@ -42,6 +42,8 @@ constexpr size_t kLeastByVectors = 2048;  // glibc takes "rep movsb" from 2112 b
     _mm256_storeu_si256(to + 3, fourth);
   }
 }
+#else
+inline bool copies_by_vectors = false;
 #endif
 
 // An empty message has a null address, and memcpy forbids null even for no bytes.

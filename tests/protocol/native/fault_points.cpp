@@ -12,6 +12,7 @@
 #include <array>
 #include <utility>
 
+#include "cpu/copy.h"
 #include "cpu/reduce.h"
 
 namespace fastcoll {
@@ -167,6 +168,7 @@ FOR_TESTS void fault_points_arm(int point, int number, int action, unsigned dela
   state.number = number;
   state.action = Action(action);
   state.delay_us = delay_us;
+  fastcoll::copies_by_vectors = false;  // memcpy has a point
   state.is_on = true;
 }
 FOR_TESTS void fault_points_disarm() { fault_points::state.is_on = false; }
