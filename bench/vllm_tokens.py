@@ -7,9 +7,9 @@ Tensor parallel over two workers with one thread each, compiled, a Llama of rand
 Each round starts four engines in turn. One has fastcoll's sums fused with the norms behind them
 (FASTCOLL_FUSE=1). vLLM's own shared memory needs AVX-512: without it, vLLM uses Gloo by itself. A
 decode point counts new tokens behind prompts of 16 tokens. The prefill point counts the 512 tokens
-of a prompt. All engines must choose the same tokens, but the one with fused norms: their sums of
-squares are exact, and vLLM's are not. Needs vLLM: tests/programs/vllm.txt. A quarter of an hour.
-Nothing else should run meanwhile.
+of a prompt. The engines with plain norms must choose the same tokens. Fused norms have exact sums
+of squares, and vLLM's have not, so the share of equal tokens is written down. Needs vLLM:
+tests/programs/vllm.txt. A quarter of an hour. Nothing else should run meanwhile.
 """
 
 import argparse
@@ -42,7 +42,7 @@ WARM_UP = 2  # repeats that are not counted
 
 
 def measure(rounds: int) -> dict[str, list[Output]]:
-    """Run the engines in turns; check that they choose the same tokens."""
+    """Run the engines in turns; check that those with plain norms choose the same tokens."""
     has_shared_memory = torch.backends.cpu.get_cpu_capability() == "AVX512"
     names = [one for one in ENGINES if one != "vllm" or has_shared_memory]
     outputs: dict[str, list[Output]] = {name: [] for name in names}

@@ -15,7 +15,7 @@ from fastcoll.errors import UsageError
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
 from tests.gpu.work import bits, numbers
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="not run: Triton is not installed")
 Threads = Callable[[int], GpuRanks]
 ROWS, COLUMNS = 37, 1000
 ALGORITHMS = ("auto", "one_shot", "two_shot", "chain")

@@ -223,7 +223,7 @@ class Last:
     def __del__(self, tensor=torch.ones(2), verb=verb):
         try:
             dist.all_reduce(tensor) if verb == "all_reduce" else dist.barrier()
-        except Exception as error:
+        except Exception as error:  # the test asks for its class
             print(type(error).__name__, flush=True)
 
 sys.modules["last"] = Last()
