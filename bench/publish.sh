@@ -40,6 +40,7 @@ python bench/schedules.py "$out/schedules.md"
 python bench/lists.py "$out/lists.json"
 python bench/forms.py "$out/forms.json"
 python bench/rows.py "$out/rows.json"
+python bench/coding.py "$out/coding.json"
 fastcoll build # before it is measured
 python bench/torch_calls.py "$out/torch.json"
 python bench/compiled.py "$out/compiled.json"

@@ -219,6 +219,16 @@ def _rows(of: Results) -> Iterator[str]:
         yield from _table(head, rows)
 
 
+def _coding(of: Results) -> Iterator[str]:
+    """Yield the speed of coding elements that cross between nodes, by SIMD level."""
+    rows = [
+        [f"{wire}, {level}", *(format_number(speed) for speed in speeds.values())]
+        for level, formats in of.documents.get("coding", {}).get("gbps", {}).items()
+        for wire, speeds in formats.items()
+    ]
+    yield from _table(["one core, GB/s of float32 elements", "code", "add 2", "decode"], rows)
+
+
 def _jax(of: Results) -> Iterator[str]:
     """Yield the times of JAX's collectives and of fastcoll's, in a loop and as programs."""
     names = ("JAX's Gloo, in a loop", "fastcoll, in a loop")
@@ -326,6 +336,7 @@ def _machine(of: Results) -> Iterator[str]:
         _forms,
         _torch,
         _rows,
+        _coding,
         _jax,
         _vllm,
         _programs,
