@@ -22,8 +22,8 @@ inline constexpr int kDepth = 4;
 // (crossover measured between 2 and 3 KiB on Granite-/Sapphire-Rapids-class Xeons).
 inline constexpr size_t kInlineMaxBytes = 2048;
 
-// Staging: 8 slots of 256 KiB, 2 MiB per rank for any message. More slots leave the L2 cache.
-inline constexpr int kNumSlots = 8;
+// Staging: 3 MiB per rank, so that caches have let go of a place when its turn comes (cpu/slots.h).
+inline constexpr int kNumSlots = 12;
 inline constexpr size_t kSlotBytes = size_t{256} << 10;
 // The least bytes of a place within a slot, which small messages take by turns (cpu/group.h).
 inline constexpr size_t kLeastPlaceBytes = size_t{8} << 10;  // less gains nothing more

@@ -44,6 +44,8 @@ size_t largest_part(const Call<P>& call) {
 
 template <class P>
 Staging direct_staging(const Call<P>& call) {
+  if (call.plan.inlined || call.plan.verb == Verb::barrier)
+    return {.num_segments = 1, .stages = false};
   const PartCut cut(call.plan, call.world_size(), largest_part(call));
   if (call.plan.splits != 0 && !call.list) return {cut.num_segments};  // the parts differ
   const size_t num_parts = splits_message(call.plan.verb) ? size_t(call.world_size() - 1) : 1;

@@ -7,11 +7,10 @@
 // all peers read it. A line per pair of ranks would cost n - 1 stores. The line holds the location
 // or the inline data, the CPU, and last, with release, the slot word (epoch | stamp).
 //
-// One reuse rule: segments are numbered over the life of the group, equal on all ranks. Segment s
-// lies in slot s mod num_slots. A slot may be written when every rank has done >= s - num_slots +
-// 1. The rule knows no verb, so it holds over any sequence of verbs. Cached lower bounds are
-// compared first: an arrival proves that its rank has finished all earlier calls, so `done` itself
-// is rarely read.
+// One reuse rule: segments are numbered over the life of the group, equal on all ranks. A slot may
+// be written when the `done` of every rank has passed the last segment in it (slots.h). The rule
+// knows no verb, so it holds over any sequence of verbs. Cached lower bounds are compared first: an
+// arrival proves that its rank has finished all earlier calls, so `done` itself is rarely read.
 //
 // Progress words count segments in 64 bits and are compared with >= on the circle. So an earlier
 // call's progress never matches, and a fast peer may be ahead. A call number in 32 bits would not
@@ -24,7 +23,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -36,6 +34,7 @@
 #include "cpu/copy.h"
 #include "cpu/patience.h"
 #include "cpu/process_memory.h"
+#include "cpu/slots.h"
 #include "cpu/staging_copy.h"
 #include "cpu/wait.h"
 #include "layout.h"
@@ -57,23 +56,6 @@ struct GroupOptions {
   int num_cpus = 1;         // that the ranks have between them
   bool traces = false;      // note the time and the site of every call
   uint64_t first_call = 0;  // calls made before, of a segment each; tests start before a wrap
-};
-
-// A call's share of the scratch, the same on every rank: so many segments (1 if it stages nothing).
-// No segment has more bytes than these.
-struct Staging {
-  uint64_t num_segments;
-  size_t segment_bytes = kSlotBytes;
-  bool in_few_slots = false;  // takes kFewSlots by turns, not all
-
-  // Bytes of one place in a slot; segments take its places by turns. A line used a moment ago is
-  // still in the peers' caches, and writing it takes longer than fetching one that is not. So a
-  // small message goes to other lines each time; large ones do so anyhow.
-  size_t place_bytes() const {
-    static_assert(std::has_single_bit(kSlotBytes));
-    if (in_few_slots || num_segments * segment_bytes > kSlotBytes) return kSlotBytes;
-    return std::bit_ceil(std::max(segment_bytes, kLeastPlaceBytes));
-  }
 };
 
 // A shared word and the value to wait for. exact: a slot, compared on == with the stamp; else >=.
@@ -119,7 +101,10 @@ class Group {
   void go_on(Host& host) { host_ = &host; }
   // Change the number of segments given to `begin`, before the first is staged. For calls whose
   // sizes the ranks learn from each other's arrival. The same on every rank, at least 1.
-  void take_segments(uint64_t count) { next_segment_ = first_segment_ + count; }
+  void take_segments(uint64_t count) {
+    next_segment_ = first_segment_ + count;
+    slots_.take(count);
+  }
   void abandon() { plan_ = nullptr; }  // after an exception: the group's verdict is set
 
   // ---- arrival: one line per call -------------------------------------------------------------
@@ -161,12 +146,11 @@ class Group {
   // ---- scratch: a ring of slots, one per segment, over all calls ------------------------------
   // My slot for segment k of this call. Returns once all ranks have consumed its old contents.
   std::byte* claim_slot(uint64_t segment_idx) {
-    const uint64_t segment = first_segment_ + segment_idx;
-    require_done(done_before(segment));
-    return slot_ptr(rank(), segment);
+    require_done(slots_.done_before(segment_idx));
+    return slot(rank(), segment_idx);
   }
   std::byte* slot(int peer, uint64_t segment_idx) {
-    return slot_ptr(peer, first_segment_ + segment_idx);
+    return peers_[peer].scratch + slots_.offset_bytes(segment_idx);
   }
   // Fills a claimed slot.
   StagingCopy<P>& staging_copy() { return staging_copy_; }
@@ -251,16 +235,10 @@ class Group {
     return (first_segment_ + segment_idx) * kMostSignals + count;
   }
   Word& signals(int peer, uint64_t segment_idx) {
-    return pad(peer).signals[(first_segment_ + segment_idx) % P::kSlots];
+    return pad(peer).signals[slots_.slot(segment_idx)];
   }
   Awaited signalled(int peer, uint64_t segment_idx, uint64_t count) {
     return {&signals(peer, segment_idx).value, signals_value(segment_idx, count), false};
-  }
-  // The `done` that every rank must have reached before any rank writes a segment. In a call that
-  // takes few slots, and for kFewSlots segments after it, the slot's last segment is nearer.
-  uint64_t done_before(uint64_t segment) const {
-    const bool few = int64_t(segment - kFewSlots - few_slots_until_) < 0;
-    return segment + 1 - (few ? kFewSlots : kNumSlots);
   }
   uint64_t slot_value() const { return call_ << 32 | stamp_; }
   static uint32_t stamp_after(uint32_t stamp, uint32_t hash) {
@@ -268,12 +246,6 @@ class Group {
   }
   ArriveLine& my_line() { return me_->arrive[call_ % P::kLines]; }
   Descriptor& my_entry() { return me_->ring[call_ % kRingEntries]; }
-  // A segment owns its whole slot, wherever in the slot it lies.
-  std::byte* slot_ptr(int peer, uint64_t segment) {
-    static_assert(std::has_single_bit(kFewSlots) && kNumSlots % kFewSlots == 0);
-    return peers_[peer].scratch + segment % num_slots_ % P::kSlots * kSlotBytes +
-           segment / P::kSlots * place_bytes_ % kSlotBytes;
-  }
 
   void signal(Word& word, uint64_t value) { signal(word.value, value); }
   void signal(uint64_t& word, uint64_t value) {
@@ -339,9 +311,7 @@ class Group {
   uint32_t stamp_if_same_ = next_stamp(0, 0);
   uint64_t first_segment_ = 0;  // its first segment, counted over all calls
   uint64_t next_segment_ = 0;
-  size_t place_bytes_ = kSlotBytes;                // see Staging
-  uint64_t num_slots_ = kNumSlots;                 // that the running call takes by turns
-  uint64_t few_slots_until_ = 0;                   // the last such call's end, in segments
+  Slots<P> slots_;
   std::array<uint64_t, kDepth> first_segments_{};  // of the last kDepth calls
   uint32_t cpu_ = ~0u;
   const Plan* plan_ = nullptr;  // set while a call runs
@@ -364,7 +334,7 @@ Group<P>::Group(GroupOptions options) : options_(std::move(options)), limit_s_(o
     throw Failure(ErrorKind::usage, "rank " + std::to_string(rank()) + " of " +
                                         std::to_string(world_size()) + " ranks (1 to " +
                                         std::to_string(kMaxWorld) + " are possible)");
-  call_ = next_segment_ = few_slots_until_ = options_.first_call;
+  call_ = next_segment_ = options_.first_call;
   for (int peer = 0; peer < world_size(); ++peer) {
     peers_[peer].pad = reinterpret_cast<Pad*>(options_.regions[peer]);
     peers_[peer].scratch = options_.regions[peer] + kScratchOffsetBytes;
@@ -394,12 +364,7 @@ FASTCOLL_HOT void Group<P>::begin(const Plan& plan, Staging staging, Host& host,
   }
   first_segment_ = next_segment_;
   next_segment_ += staging.num_segments;
-  place_bytes_ = staging.place_bytes();
-  num_slots_ = kNumSlots;
-  if (staging.in_few_slots) {
-    num_slots_ = kFewSlots;
-    few_slots_until_ = next_segment_;
-  }
+  slots_.begin(staging, first_segment_);
   first_segments_[call_ % kDepth] = first_segment_;
   if constexpr (P::kChecksCalls) write_descriptor();
   // Line call % kDepth was last used by call - kDepth. All ranks must have finished that call: then
@@ -410,7 +375,7 @@ FASTCOLL_HOT void Group<P>::begin(const Plan& plan, Staging staging, Host& host,
 template <class P>
 bool Group<P>::may_begin(bool stages) {
   uint64_t segment = first_segments_[(call_ + 2) % kDepth];  // as begin() will ask for
-  const uint64_t claimed = done_before(next_segment_);       // as claim_slot(0) will
+  const uint64_t claimed = slots_.done_before_next();        // as claim_slot(0) will
   if (stages && int64_t(claimed - segment) > 0) segment = claimed;
   for (int peer = 0; peer < world_size(); ++peer) {
     if (int64_t(peers_[peer].known_done - segment) >= 0 || peer == rank()) continue;
@@ -423,6 +388,7 @@ bool Group<P>::may_begin(bool stages) {
 template <class P>
 FASTCOLL_HOT void Group<P>::end() {
   consume(next_segment_ - first_segment_);
+  slots_.end();
   if (options_.traces) [[unlikely]]
     P::store_relaxed(my_entry().ended_us, uint64_t(now_us()));
   plan_ = nullptr;

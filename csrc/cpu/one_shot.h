@@ -115,7 +115,6 @@ class StagedOneShot {
 // A reduce_scatter has only one shot: two_shot without its second.
 template <class P>
 Staging one_shot_staging(const Call<P>& call) {
-  if (call.plan.inlined) return {1};
   return call.scatters() ? two_shot_staging(call) : one_shot_staging(call.plan);
 }
 

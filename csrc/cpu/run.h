@@ -43,7 +43,7 @@ Staging staging_of_algorithm(const Call<P>& call) {
 template <class P>
 FASTCOLL_HOT Staging staging(const Call<P>& call) {
   if (is_inlined_reduction(call.plan)) [[likely]]
-    return {1};
+    return {.num_segments = 1, .stages = false};
   return staging_of_algorithm(call);
 }
 

@@ -70,7 +70,7 @@ byte symmetric[RANKS];
 bool has_stopped[RANKS], someone_stopped, failed;
 
 #define LINE(r) ((r) * DEPTH + call % LINES)
-#define SLOT(r, k) ((r) * SLOTS + (first + (k)) % SLOTS_USED)
+#define SLOT(r, k) ((r) * SLOTS + (turn + (k)) % SLOTS_USED)
 
 /* A wait that can't be met any more ends with the group's verdict (CollectiveTimeout,
  * PeerLostError); the awaited word is read once more before. */
@@ -93,17 +93,17 @@ bool has_stopped[RANKS], someone_stopped, failed;
   od
 #endif
 
-/* Reused: when all ranks are through with the data of the slot. */
+/* Reused: when all ranks are through with the last segment in the slot, of this call or before. */
 #ifdef ALL_SLOTS_CLAIMED
-#define NEAREST(s) SLOTS
+#define SLOTS_CLAIMED SLOTS
 #else
-#define NEAREST(s) ((s) < few_until + FEW -> FEW : SLOTS)
+#define SLOTS_CLAIMED SLOTS_USED
 #endif
+#define DONE_WITH(k) done_with[(turn + (k)) % SLOTS_CLAIMED]
 #define CLAIM(k) \
   if \
-  :: first + (k) + 1 > NEAREST(first + (k)) -> \
-    REQUIRE_DONE(first + (k) + 1 - NEAREST(first + (k))) \
-  :: else \
+  :: (k) < SLOTS_CLAIMED -> REQUIRE_DONE(DONE_WITH(k)) \
+  :: else -> REQUIRE_DONE(first + (k) + 1 - SLOTS_CLAIMED) \
   fi
 #define STAGE(k) \
   CLAIM(k); \
@@ -143,8 +143,8 @@ bool has_stopped[RANKS], someone_stopped, failed;
 #endif
 
 proctype Rank(byte me) {
-  byte call, first, next, few_until, k, peer, other, root;
-  byte known_done[RANKS], firsts[DEPTH];
+  byte call, first, next, turn, k, peer, other, root;
+  byte known_done[RANKS], firsts[DEPTH], done_with[SLOTS];
   {
     do
     :: call == CALLS -> break
@@ -169,7 +169,6 @@ proctype Rank(byte me) {
         fi;
         first = next;
         next = first + (IS_STAGED(kind[call]) -> SEGMENTS : 1);
-        few_until = (kind[call] == TWO_SHOT -> next : few_until);
         firsts[call % DEPTH] = first
       }
       REQUIRE_DONE(firsts[(call + 1) % DEPTH]);
@@ -299,6 +298,11 @@ proctype Rank(byte me) {
         fi
       fi;
       /* end */
+      if
+      :: IS_STAGED(kind[call]) ->
+        atomic { DONE_WITH(0) = first + 1; DONE_WITH(1) = first + 2; turn = turn + SEGMENTS }
+      :: else
+      fi;
 #ifndef NO_DONE
       done_word[me] = next;
 #endif

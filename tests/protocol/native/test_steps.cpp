@@ -108,14 +108,14 @@ void stage_segments() {
   const auto begin = [&](int rank, uint64_t num_segments) {
     world.group(rank).begin(kBarrier, {num_segments}, world.host(rank), kLimitS);
   };
-  begin(0, 6);
-  group.consume(6);
+  begin(0, kNumSlots - 2);
+  group.consume(kNumSlots - 2);
   world.leave(0);
   require(group.may_begin(true) && group.may_begin(false), "two slots are free");
   begin(0, 2);
   world.leave(0);
   require(group.may_begin(false) && !group.may_begin(true), "no slot is free");
-  begin(1, 6);
+  begin(1, kNumSlots - 2);
   world.group(1).consume(1);
   require(group.may_begin(true), "one slot is free");
   begin(0, 3);
@@ -136,24 +136,75 @@ void stage_segments() {
   require(slots[0] == large.group(0).options().regions[0] + kScratchOffsetBytes, "the first slot");
 }
 
-// Behind a call that takes few slots, so many segments are claimed as in it, and no more.
+// The next call's first slot, behind calls that staged one segment, or none.
+void skip_slots() {
+  World world(1);
+  Group<P>& group = world.group(0);
+  const auto next_slot = [&](bool stages) {
+    group.begin(kBarrier, {.num_segments = 1, .stages = stages}, world.host(0), kLimitS);
+    const auto start = size_t(group.slot(0, 0) - group.options().regions[0]) - kScratchOffsetBytes;
+    world.leave(0);
+    return int64_t(start / kSlotBytes);
+  };
+  require_equal(next_slot(true), 0, "the first slot");
+  require_equal(next_slot(true), 1, "the next one");
+  for (int i = 0; i < 3; ++i) next_slot(false);
+  require_equal(next_slot(true), 2, "the slot behind calls that stage nothing");
+}
+
+// A call is behind the last one in the same slot: a call that takes few slots, all of the time.
 void claim_behind_few_slots() {
+  constexpr uint64_t kBefore = kFewSlots + 1;      // turns; the next goes to slot 1, of few slots
+  constexpr uint64_t kFree = kNumSlots - kBefore;  // until slot 1 comes again
   for (const bool is_behind : {true, false}) {
     World world(2);
-    for (const int rank : {0, 1}) {
-      if (rank == 1 && is_behind) break;
-      world.group(rank).begin(kBarrier, {1, kSlotBytes, true}, world.host(rank), kLimitS);
+    const auto pass = [&](int rank, Staging staging) {
+      world.group(rank).begin(kBarrier, staging, world.host(rank), kLimitS);
       world.leave(rank);
-    }
+    };
+    for (const int rank : {0, 1}) pass(rank, {kBefore});
+    pass(0, {1, kSlotBytes, true});
+    if (!is_behind) pass(1, {1, kSlotBytes, true});
     Group<P>& group = world.group(0);
-    group.begin(kBarrier, {6}, world.host(0), kLimitS);
-    for (uint64_t k = 0; k + 1 < kFewSlots; ++k) group.claim_slot(k);
-    if (is_behind) {
-      require(would_wait([&] { group.claim_slot(kFewSlots - 1); }), "a slot that is read still");
-    } else {
-      for (const uint64_t k : {kFewSlots - 1, kFewSlots, kFewSlots + 1}) group.claim_slot(k);
-    }
+    group.begin(kBarrier, {kFree + 1}, world.host(0), kLimitS);
+    for (uint64_t k = 0; k < kFree; ++k) group.claim_slot(k);
+    if (is_behind)
+      require(would_wait([&] { group.claim_slot(kFree); }), "a slot that is read still");
+    else group.claim_slot(kFree);
   }
+}
+
+// Of a call with more segments than slots, the last one in a slot counts.
+void claim_behind_many_segments() {
+  World world(2);
+  Group<P>&group = world.group(0), &peer = world.group(1);
+  for (const int rank : {0, 1})
+    world.group(rank).begin(kBarrier, {kNumSlots + 1}, world.host(rank), kLimitS);
+  for (uint64_t k = 0; k < kNumSlots; ++k) group.claim_slot(k);
+  peer.consume(1);
+  group.claim_slot(kNumSlots);
+  peer.consume(kNumSlots);
+  world.leave(0);
+  group.begin(kBarrier, {kNumSlots}, world.host(0), kLimitS);
+  for (uint64_t k = 0; k + 1 < kNumSlots; ++k) group.claim_slot(k);
+  require(would_wait([&] { group.claim_slot(kNumSlots - 1); }), "the last segment is read still");
+
+  World early(2);
+  for (const int rank : {0, 1})
+    early.group(rank).begin(kBarrier, {kNumSlots + 1}, early.host(rank), kLimitS);
+  require(would_wait([&] { early.group(0).claim_slot(kNumSlots); }), "the first is read still");
+}
+
+// A call may learn late how many segments it has.
+void take_more_segments() {
+  World world(1);
+  Group<P>& group = world.group(0);
+  group.begin(kBarrier, {1}, world.host(0), kLimitS);
+  group.take_segments(3);
+  const std::byte* last = group.slot(0, 2);
+  world.leave(0);
+  world.enter(0);
+  require(group.slot(0, 0) == last + kSlotBytes, "the slot behind all of them");
 }
 
 // ---- symmetric memory ---------------------------------------------------------------------------
@@ -278,7 +329,10 @@ int main() {
   send_flags();
   begin_calls();
   stage_segments();
+  skip_slots();
   claim_behind_few_slots();
+  claim_behind_many_segments();
+  take_more_segments();
   place_tensors();
   note_calls();
   write_entries();

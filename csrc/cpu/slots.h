@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ring of slots in a rank's scratch: which slot a segment has, and from when it may be written.
+//
+// A line that peers' caches still hold is taken back from them before it is written, which takes
+// longer than fetching one that they have let go of. So a message goes to other lines each time:
+// the slots go by turns, and so do the places in a slot. A call that stages nothing takes no turn.
+// Barriers between other calls would else leave every second slot out: half a ring fits a cache.
+// Measured by turns on a Zen 4, whose L2 has 1 MiB: with 8 slots a reduce_scatter of 64 KiB
+// takes 1.4 times as long, and behind a barrier 1.9 times. An all_reduce takes few slots and gains
+// nothing.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "layout.h"
+
+namespace fastcoll {
+
+// A call's share of the scratch, the same on every rank: so many segments, none of more bytes than
+// these. A call that stages nothing has one segment, and takes no slot.
+struct Staging {
+  uint64_t num_segments;
+  size_t segment_bytes = kSlotBytes;
+  bool in_few_slots = false;  // takes kFewSlots by turns, not all
+  bool stages = true;
+
+  // Bytes of one place in a slot. Large messages go to other lines anyhow.
+  size_t place_bytes() const {
+    static_assert(std::has_single_bit(kSlotBytes));
+    if (in_few_slots || num_segments * segment_bytes > kSlotBytes) return kSlotBytes;
+    return std::bit_ceil(std::max(segment_bytes, kLeastPlaceBytes));
+  }
+};
+
+// All ranks make the same calls, so they agree without a word. P::kSlots are really in use.
+template <class P>
+class Slots {
+ public:
+  // ---- a call, from begin to end. Its segments are numbered from first_segment on ---------------
+  void begin(const Staging& staging, uint64_t first_segment) {
+    first_segment_ = first_segment;
+    first_turn_ = next_turn_;
+    if (!staging.stages) return;
+    take(staging.num_segments);
+    place_bytes_ = staging.place_bytes();
+    in_few_slots_ = staging.in_few_slots;
+  }
+  // As many segments as the call turned out to have.
+  void take(uint64_t num_segments) { next_turn_ = first_turn_ + num_segments; }
+  // Note the last segment in each slot, whichever ranks wrote it.
+  void end() {
+    uint64_t turn = next_turn_ - std::min<uint64_t>(next_turn_ - first_turn_, num_slots());
+    for (; turn != next_turn_; ++turn)
+      done_with_[slot_of(turn)] = first_segment_ + (turn - first_turn_) + 1;
+  }
+
+  // ---- segment k of it --------------------------------------------------------------------------
+  size_t slot(uint64_t k) const { return slot_of(first_turn_ + k) % P::kSlots; }
+  // Where it begins in a rank's scratch. It owns its whole slot, wherever in the slot it lies.
+  size_t offset_bytes(uint64_t k) const {
+    return slot(k) * kSlotBytes + (first_turn_ + k) / P::kSlots * place_bytes_ % kSlotBytes;
+  }
+  // The `done` that every rank must have reached before any rank writes it: behind the last segment
+  // in its slot.
+  uint64_t done_before(uint64_t k) const {
+    return k < num_slots() ? done_with_[slot_of(first_turn_ + k)]
+                           : first_segment_ + (k - num_slots()) + 1;
+  }
+  // The same of the next call's first, should it take all slots.
+  uint64_t done_before_next() const { return done_with_[next_turn_ % kNumSlots]; }
+
+ private:
+  uint64_t num_slots() const { return in_few_slots_ ? kFewSlots : kNumSlots; }
+  size_t slot_of(uint64_t turn) const {
+    return in_few_slots_ ? turn % kFewSlots : turn % kNumSlots;  // constants: no slow division
+  }
+
+  uint64_t first_segment_ = 0;
+  uint64_t first_turn_ = 0;  // counts the segments of all calls that staged any
+  uint64_t next_turn_ = 0;
+  size_t place_bytes_ = kSlotBytes;
+  bool in_few_slots_ = false;
+  std::array<uint64_t, kNumSlots> done_with_{};  // the end of each slot's last segment
+};
+
+}  // namespace fastcoll
