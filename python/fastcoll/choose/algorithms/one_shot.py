@@ -33,9 +33,10 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     elif share == 1:  # the root alone reads, while the others stage the next segment
         moving_us = reading_us
         if not request.on_gpu:
-            # measured, 2 ranks: quicker than two_shot up to half a segment, slower from 128 KiB on.
-            # The root has its own input and the result to move, too.
-            moving_us += max(0, size - shared.SEGMENT_BYTES // 4) * costs.copy_us_per_byte
+            # The root has its own input and the result to move, too. Measured, 2 ranks: a Xeon's is
+            # slower than two_shot from a segment on, an AMD CPU's from more than one on.
+            free = shared.SEGMENT_BYTES // (1 if shared.is_amd(request) else 4)
+            moving_us += max(0, size - free) * costs.copy_us_per_byte
     else:  # the others' work on the CPUs that there are; the root's is one CPU's alone
         moving_us = giving_us * peers * share / request.world_size + reading_us
     return shared.sync_us(request, costs) + moving_us
