@@ -124,6 +124,7 @@ void bind_group(py::module_& module) {
                        std::vector<int> region_fds, std::vector<int> socket_fds,
                        std::vector<int> pidfds, double timeout_s, int num_cpus,
                        std::vector<int> pids, bool traces) {
+             if (!keep_error_classes()) throw py::error_already_set();
              if (pids.empty()) pids.assign(socket_fds.size(), 0);
              return std::make_unique<ProcessGroup>(rank, world_size, name,
                                                    GroupFds{region_fds, socket_fds, pidfds, pids},

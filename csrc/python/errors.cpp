@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/errors.h"
 
+#include <array>
 #include <cstring>
 
 namespace fastcoll {
@@ -33,12 +34,30 @@ void write_down(PyObject* reason) {
   Py_XDECREF(dumps);
 }
 
-}  // namespace
-
-void set_python_error(const Failure& failure) {
+// The class of an error; null: a Python error is set. Kept for ever, as nothing can be imported
+// while the interpreter ends.
+PyObject* class_of(ErrorKind kind) {
   static const char* const kNames[] = {
       nullptr,       "UsageError",    "UnsupportedError", "CollectiveTimeout",
       "DesyncError", "PeerLostError", "DriverError",      "AbortedError"};
+  static std::array<PyObject*, size_t(kLastKind) + 1> classes{};  // guarded by the GIL
+  PyObject*& known = classes[size_t(kind)];
+  if (known) return known;
+  PyObject* errors = PyImport_ImportModule("fastcoll.errors");
+  if (errors) known = PyObject_GetAttrString(errors, kNames[size_t(kind)]);
+  Py_XDECREF(errors);
+  return known;
+}
+
+}  // namespace
+
+bool keep_error_classes() {
+  for (uint32_t kind = 1; kind <= uint32_t(kLastKind); ++kind)
+    if (!class_of(ErrorKind(kind))) return false;
+  return true;
+}
+
+void set_python_error(const Failure& failure) {
   const bool names_ranks = failure.kind() == ErrorKind::timeout ||
                            failure.kind() == ErrorKind::peer_lost ||
                            failure.kind() == ErrorKind::aborted;
@@ -47,9 +66,7 @@ void set_python_error(const Failure& failure) {
       PyUnicode_DecodeUTF8(failure.what(), Py_ssize_t(std::strlen(failure.what())), "replace");
   if (text && failure.kind() != ErrorKind::usage && failure.kind() != ErrorKind::unsupported)
     write_down(text);
-  PyObject* errors = PyImport_ImportModule("fastcoll.errors");
-  PyObject* cls =
-      errors ? PyObject_GetAttrString(errors, kNames[uint32_t(failure.kind())]) : nullptr;
+  PyObject* cls = class_of(failure.kind());
   PyObject* ranks = names_ranks ? rank_tuple(failure.ranks()) : nullptr;
   PyObject* error = nullptr;
   if (cls && text && ranks) error = PyObject_CallFunction(cls, "OO", text, ranks);
@@ -58,8 +75,6 @@ void set_python_error(const Failure& failure) {
   Py_XDECREF(error);
   Py_XDECREF(text);
   Py_XDECREF(ranks);
-  Py_XDECREF(cls);
-  Py_XDECREF(errors);
 }
 
 }  // namespace fastcoll

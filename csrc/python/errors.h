@@ -8,6 +8,10 @@
 
 namespace fastcoll {
 
+// Finds the classes of all errors, for those that come while the interpreter ends. Needs the GIL.
+// False: a Python error is set.
+bool keep_error_classes();
+
 // Sets the Python error of this failure. Needs the GIL.
 void set_python_error(const Failure& failure);
 

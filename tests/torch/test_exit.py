@@ -209,33 +209,60 @@ def test_a_daemon_may_be_in_a_call(tmp_path: Path, kind: str, how: str) -> None:
         assert code == 5, (case, err)
 
 
-# A call that an object makes as its last one, while the interpreter ends.
+# Calls that an object makes as its last ones, while the interpreter ends. The object is held by the
+# list of modules, by the program's names, or by itself.
 LAST = """
 import os, sys
 import torch, torch.distributed as dist
+import fastcoll
 
-rank, file, verb = int(sys.argv[1]), *sys.argv[2:4]
-os.environ["FASTCOLL_NODE_ID"] = f"node {rank}"
-dist.init_process_group("fastcoll", init_method=f"file://{file}", rank=rank, world_size=2)
-dist.all_reduce(torch.ones(2))
+rank, file, kind, nodes, holder = int(sys.argv[1]), *sys.argv[2:6]
+if nodes == "two nodes":
+    os.environ["FASTCOLL_NODE_ID"] = f"node {rank}"
+if kind == "native":
+    fastcoll.init(store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    calls = fastcoll
+else:
+    os.environ["FASTCOLL_TORCH_BACKEND"] = kind
+    dist.init_process_group("fastcoll", init_method=f"file://{file}", rank=rank, world_size=2)
+    calls = dist
+tensor = torch.ones(2)
+for _ in range(3):
+    calls.all_reduce(tensor)
+calls.all_reduce(tensor, async_op=True).wait()
+made = [
+    lambda: calls.all_reduce(tensor),  # a known call
+    lambda: calls.broadcast(tensor, 1),
+    lambda: calls.barrier(),
+    lambda: calls.all_reduce(tensor, async_op=True).wait(),
+    lambda: calls.send(tensor, 1 - rank),
+]
 
 class Last:
-    def __del__(self, tensor=torch.ones(2), verb=verb):
-        try:
-            dist.all_reduce(tensor) if verb == "all_reduce" else dist.barrier()
-        except Exception as error:  # the test asks for its class
-            print(type(error).__name__, flush=True)
+    def __del__(self, made=made):
+        for make in made:
+            try:
+                make()
+            except Exception as error:  # the test asks for its class
+                print(type(error).__name__, flush=True)
 
-sys.modules["last"] = Last()
+last = Last()
+if holder == "modules":
+    sys.modules["last"] = last
+elif holder == "itself":
+    last.last = last
+    del last
 """
 
 
 @pytest.mark.long
-def test_a_call_between_nodes_while_the_interpreter_ends(tmp_path: Path) -> None:
-    hows = [("all_reduce",), ("barrier",)]
+@pytest.mark.parametrize("kind", ["native", *BACKENDS])
+@pytest.mark.parametrize("nodes", ["one node", "two nodes"])
+def test_a_call_while_the_interpreter_ends(tmp_path: Path, kind: str, nodes: str) -> None:
+    hows = [(kind, nodes, holder) for holder in ("modules", "names", "itself")]
     for case, rows in run_in_pairs(tmp_path, LAST, hows, limit_s=COMPILE_S).items():
         for code, out, err in rows:
-            assert (code, out) == (0, "UsageError\n"), (case, err)
+            assert (code, out) == (0, 5 * "UsageError\n"), (case, err)
 
 
 @pytest.mark.long

@@ -216,6 +216,7 @@ void bind_group(py::module_& module) {
   py::class_<DeviceGroup>(module, "Group", py::release_gil_before_calling_cpp_dtor())
       .def(py::init([](int device, int rank, const std::vector<uintptr_t>& regions,
                        int num_channels, bool shares, bool starts_early) {
+             if (!keep_error_classes()) throw py::error_already_set();
              const DeviceGroupOptions options{
                  device,       rank,   int(regions.size()), to_regions(regions),
                  num_channels, shares, starts_early};

@@ -10,7 +10,7 @@ import threading
 import warnings
 import weakref
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Store
@@ -274,7 +274,7 @@ def rank_in(
         if default is None:
             raise UsageError(f"{name} is missing: which rank?")
         rank = default
-    if not isinstance(group, ProcessGroup):
+    if not _is_torchs(group):
         return rank
     ranks = _ranks_of(group)
     if rank not in ranks:
@@ -289,7 +289,13 @@ def source_in(group: GroupLike, src: int | None, group_src: int | None = None) -
 
 def named_rank(group: GroupLike, rank: int) -> int:
     """Convert a group rank to a global rank if `group` is a torch process group."""
-    return _ranks_of(group)[rank] if isinstance(group, ProcessGroup) else rank
+    return _ranks_of(group)[rank] if _is_torchs(group) else rank
+
+
+def _is_torchs(group: GroupLike) -> TypeGuard[ProcessGroup]:
+    # Ours first: torch's own check may import a module, which an ending interpreter can't.
+    ours = group is None or isinstance(group, BaseGroup)
+    return not ours and isinstance(group, ProcessGroup)
 
 
 def nothing(async_op: bool) -> Work | None:

@@ -141,6 +141,7 @@ class HierarchicalCommunicator(BaseGroup):
 
     def _checked(self, call: AnyCall) -> Sequence[AnyOperands]:
         self._watch.refuse_child()
+        self._refuse_closed()
         check_options(call)
         return super()._checked(call)
 

@@ -6,6 +6,7 @@ receive from any rank both. Tensors on GPUs go the same ways, through the CPU's 
 know how messages travel.
 """
 
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
@@ -86,7 +87,7 @@ class NodeTransfers(Transfers):
 
     def _checked(self, call: TransferCall) -> _Checked:
         self._ends.watch.refuse_child()
-        if self._is_closed:
+        if self._is_closed or sys.is_finalizing():
             raise UsageError(f'group "{self._ends.watch.name}" was destroyed')
         if self._ends.watch.error is not None:
             raise self._ends.watch.error
