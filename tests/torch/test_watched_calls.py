@@ -15,7 +15,6 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-import fastcoll
 from tests.support.backends import TorchGroup, on_backend
 from tests.support.harness import Pool, Rank, Setup
 from tests.support.verb_calls import VERB_CALLS
@@ -167,18 +166,57 @@ def test_calls_over_nodes_are_seen_as_gloos(
     assert not differences(two_nodes.run(on_backend, "fastcoll", program), of_gloo(program))
 
 
-def phases(rank: Rank) -> list[str]:
-    """Return the operators that a mode sees of functions of fastcoll, which are none."""
-    tensor, large = torch.ones(3), torch.ones(300_000)
-    with Watching() as mode:
-        fastcoll.all_reduce(tensor)
-        fastcoll.all_reduce(large)
-        fastcoll.broadcast(large, 1)
-        fastcoll.barrier()
-        with rank.comm.new_group() as group:
-            fastcoll.all_reduce(tensor, group=group)
-    return mode.seen
+def calls_of(rank: Rank, numel: int, step: int) -> dict[str, Callable[[], object]]:
+    """Return a group's calls on every `step`-th element of tensors; strided ones are copied."""
+
+    def tensor(size: int = numel) -> torch.Tensor:
+        return torch.ones(size * step)[::step]
+
+    comm, world = rank.comm, rank.world_size
+    one, got, whole = tensor(), tensor(), tensor(world * numel)
+    parts, others = ([tensor() for _ in range(world)] for _ in range(2))
+    at_root = parts if rank.rank == 0 else None
+    scaled: Any = dist._make_nccl_premul_sum(2.0)
+    return {
+        "all_reduce": lambda: comm.all_reduce(one),
+        "scaled": lambda: comm.all_reduce(one, scaled),
+        "queued": lambda: comm.all_reduce(one, async_op=True).wait(),
+        "list": lambda: comm.all_reduce_coalesced([one, got]),
+        "reduce": lambda: comm.reduce(one, 1),
+        "broadcast": lambda: comm.broadcast(one, 1),
+        "all_gather": lambda: comm.all_gather(parts, one),
+        "all_gather_single": lambda: comm.all_gather_into_tensor(whole, one),
+        "reduce_scatter": lambda: comm.reduce_scatter(one, parts),
+        "reduce_scatter_single": lambda: comm.reduce_scatter_tensor(one, whole),
+        "all_to_all": lambda: comm.all_to_all(others, parts),
+        "gather": lambda: comm.gather(one, at_root, 0),
+        "scatter": lambda: comm.scatter(one, at_root, 0),
+        "sends": lambda: VERB_CALLS["isend, irecv"].make(comm, one, got),
+        "send": lambda: VERB_CALLS["send, recv"].make(comm, one, got),
+        "objects": lambda: comm.all_gather_object([None] * world, numel),
+        "barrier": lambda: comm.barrier(),
+    }
 
 
-def test_phases_are_not_seen(clusters: Callable[[str], Pool]) -> None:
-    assert clusters("aab").run(phases) == [[]] * 3
+def own_calls(rank: Rank) -> dict[str, list[str]]:
+    """Return the operators that a mode sees of functions of fastcoll, which are none.
+
+    Each call is made twice: the second one is known.
+    """
+    found = {}
+    for numel, step in ((300_000, 1), (3, 2), (300_000, 2)):
+        for name, call in calls_of(rank, numel, step).items():
+            with Watching() as mode:
+                call()
+                call()
+            found[f"{name}, {numel}, {step}"] = mode.seen
+    with Watching() as mode, rank.comm.new_group() as group:
+        group.barrier()
+    found["new_group"] = mode.seen
+    return {name: seen for name, seen in found.items() if seen}
+
+
+@pytest.mark.parametrize("nodes", ["aa", pytest.param("aab", marks=pytest.mark.long)])
+def test_own_calls_are_not_seen(pools: Pools, clusters: Callable[[str], Pool], nodes: str) -> None:
+    pool = clusters(nodes) if "b" in nodes else pools(len(nodes))
+    assert pool.run(own_calls) == [{}] * len(nodes)

@@ -15,6 +15,7 @@ import torch
 from fastcoll.calls.arrays import Array, count_writes
 from fastcoll.calls.lists import ListCall, ListOperands, check_list
 from fastcoll.calls.methods import VerbMethods
+from fastcoll.calls.modes import unseen
 from fastcoll.calls.parts import PartsCall, PartsOperands, check_parts
 from fastcoll.calls.sites import at_call_site
 from fastcoll.calls.tensors import Call, Operands, check
@@ -63,11 +64,13 @@ class GroupCalls(VerbMethods):
 
     def transfer(self, call: TransferCall) -> int:
         """Carry out a send or receive that is not on the C++ fast path; return the peer."""
-        return self._transfers.run(call)
+        with unseen():
+            return self._transfers.run(call)
 
     def start_transfers(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
         """Start sends and receives that are not on the C++ fast path."""
-        return self._transfers.start(calls)
+        with unseen():
+            return self._transfers.start(calls)
 
     def drive_transfers(self) -> None:
         """Advance the open transfers; C++ calls this while any call waits."""
@@ -93,11 +96,13 @@ class GroupCalls(VerbMethods):
         start = None if on_gpus else self._prepared(checked)
         count_writes(array for _, operands in checked for array in operands.written())
         if start is None:
-            return self._issue_on_gpus(on_gpus, async_op)
+            with unseen():
+                return self._issue_on_gpus(on_gpus, async_op)
         if self.traces:
             start = at_call_site(start)
         if not async_op and self._queue.idle():
-            start()
+            with unseen():
+                start()
             return None
         self.refuse_handler()  # its wait would be for itself
         names = dict.fromkeys(call.verb.name for call, _ in checked)

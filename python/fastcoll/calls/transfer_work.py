@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fastcoll.calls.arrays import Array, copy_back, count_writes, dense_copy
+from fastcoll.calls.modes import unseen
 from fastcoll.calls.pool import run_in_pool
 from fastcoll.calls.tensors import check_one_device
 from fastcoll.calls.transfers import (
@@ -59,7 +60,8 @@ class StridedTransferWork(TransferWork):
         super().wait(timeout)
         with self._copy_lock:
             if not self._is_back:
-                copy_back(*self._kept)
+                with unseen():
+                    copy_back(*self._kept)
             self._is_back = True
         return True
 

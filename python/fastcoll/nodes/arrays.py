@@ -6,8 +6,7 @@ is rounded once, like one within a node. Must not know nodes.
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
@@ -17,16 +16,6 @@ from fastcoll.types import ITEMSIZE, TORCH_DTYPES, DType, Op, Wire, accumulator,
 
 # Elements that are coded with one scale (csrc/cpu/wire.h).
 WIRE_BLOCK = 128
-
-
-@contextmanager
-def unseen() -> Iterator[None]:
-    """Hide torch's functions and operators from the program's modes: they are not its own."""
-    if torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0:
-        yield
-        return
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        yield
 
 
 def tensor_at(address: int, dtype: DType, numel: int, device: int = -1) -> torch.Tensor:

@@ -17,6 +17,7 @@ from fastcoll.bootstrap.node_map import Seat
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.group_calls import AnyCall, AnyOperands, CheckedCall, GpuCall
 from fastcoll.calls.lists import ListOperands
+from fastcoll.calls.modes import unseen
 from fastcoll.calls.parts import PartsOperands
 from fastcoll.calls.recorder import VerbStats
 from fastcoll.calls.settings import Settings
@@ -40,7 +41,6 @@ from fastcoll.nodes.arguments import (
     gather_in_call,
     wire_of,
 )
-from fastcoll.nodes.arrays import unseen
 from fastcoll.nodes.carriers import maker_of
 from fastcoll.nodes.gpus.group import NodeGpus, Parts
 from fastcoll.nodes.lanes import Lanes
@@ -222,7 +222,7 @@ class HierarchicalCommunicator(BaseGroup):
             limit_s = self._settings.limit_of(call.timeout_s)
             try:
                 self._lanes.begin(limit_s)
-                with self._watch.listening(), unseen():
+                with self._watch.listening():
                     carry_out(
                         self._lanes,
                         header,
