@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Symmetric memory on a GPU that is used again: the new tensor's stream waits for the old one's."""
 
+import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -112,3 +113,36 @@ def test_every_byte_knows_its_streams(data: st.DataObject) -> None:
                 fresh = model[low]
                 for at in range(low, high + 1):
                     model[at] = fresh
+
+
+def test_a_handle_asks_nothing_in_a_capture() -> None:
+    """CUDA answers such a question by an error, which may invalidate the capture."""
+    from fastcoll.gpu import work
+
+    is_capturing, asked = False, []
+    event = SimpleNamespace(record=lambda stream: None, query=lambda: not asked.append(1))  # type: ignore[func-returns-value]
+    stream = mock.MagicMock()
+    cuda = SimpleNamespace(
+        current_stream=lambda device: stream,
+        is_current_stream_capturing=lambda: is_capturing,
+        stream=lambda stream: contextlib.nullcontext(),
+        Event=lambda: event,
+    )
+    group = SimpleNamespace(device=0, check=lambda: None)
+
+    def start() -> work.DeviceWork:
+        return work.DeviceWork(group, work.beside(stream, 0, lambda stream: None, []), [])
+
+    with mock.patch.object(work, "torch", SimpleNamespace(cuda=cuda, Tensor=torch.Tensor)):
+        before, is_capturing = start(), True
+        captured = start()
+        for one in (before, captured):
+            assert not one.is_completed()
+            assert one.exception() is None
+            assert one.wait(30.0)
+        assert not asked
+        is_capturing = False
+        assert before.is_completed()
+        assert len(asked) == 1
+        assert not captured.is_completed(), "its graph was not replayed, as far as CUDA says"
+        assert len(asked) == 1

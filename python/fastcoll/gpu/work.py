@@ -46,12 +46,14 @@ class Started:
     Attributes:
         behind: The stream of the arrays' library, if that is not torch; it waits like torch's.
         keeps: Memory that must live until then.
+        is_captured: It only runs where the graph is replayed, and CUDA never says that it is over.
     """
 
     event: torch.cuda.Event
     stream: torch.cuda.Stream
     behind: torch.cuda.Stream | None = None
     keeps: Sequence[object] = ()
+    is_captured: bool = False
 
 
 def beside(
@@ -74,7 +76,8 @@ def beside(
             array.source.record_stream(side)
     # Other libraries know no such thing: the handle keeps their arrays.
     theirs = [array.source for array in arrays if array.stream is not None]
-    return Started(event, side, stream_of(arrays, device), theirs)
+    is_captured = torch.cuda.is_current_stream_capturing()
+    return Started(event, side, stream_of(arrays, device), theirs, is_captured)
 
 
 def await_completion(
@@ -156,7 +159,10 @@ class DeviceWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return whether the call is over, well or not."""
+        """Return whether the call is over, well or not; False in a capture."""
+        # A question about an event may invalidate a capture.
+        if self._started.is_captured or torch.cuda.is_current_stream_capturing():
+            return False
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def exception(self) -> Exception | None:
