@@ -68,6 +68,11 @@ def mistakes_of_options(world: int) -> dict[str, Mistake]:
             USAGE,
             ("fast", "one_shot", "two_shot", "ring", "chain"),
         ),
+        "unknown schedule": (
+            all_reduce(six, algorithm="schedule:rings"),
+            USAGE,
+            ("all_reduce has no schedule 'rings', did you mean ring?", "one_shot"),
+        ),
         "algorithm of moves": (all_reduce(six, algorithm="direct"), UNSUPPORTED, ("direct",)),
         "algorithm is no text": (all_reduce(six, algorithm=3), USAGE, ("algorithm", "3")),
         "algorithm cannot be hashed": (all_reduce(six, algorithm=["ring"]), USAGE, ("algorithm",)),

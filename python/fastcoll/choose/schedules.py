@@ -19,8 +19,19 @@ from fastcoll.types import (
     accumulator,
     order_matters,
 )
+from fastcoll_model.builders import check_algorithm
 from fastcoll_model.compiled import Compiled, compiled
 from fastcoll_model.errors import ModelError, NotRunnableError
+
+
+def check_name(algorithm: str, verb: Verb) -> None:
+    """Raise UsageError if there is no schedule by the name in `algorithm`; a barrier has none."""
+    if verb is Verb.barrier:
+        return
+    try:
+        check_algorithm(verb.name, algorithm.removeprefix(SCHEDULE_PREFIX))
+    except ModelError as error:
+        raise UsageError(str(error)) from None
 
 
 def plan_of(request: Request) -> tuple[Plan, Compiled]:
@@ -30,6 +41,7 @@ def plan_of(request: Request) -> tuple[Plan, Compiled]:
         UsageError: There is no such schedule.
         UnsupportedError: It can't carry out this request.
     """
+    check_name(request.algorithm, request.verb)
     name = request.algorithm.removeprefix(SCHEDULE_PREFIX)
     if request.verb is Verb.barrier or request.on_gpu or request.splits:
         raise UnsupportedError(

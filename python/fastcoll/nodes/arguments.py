@@ -27,6 +27,7 @@ from fastcoll.types import (
     COUNTED,
     ITEMSIZE,
     REDUCTIONS,
+    SCHEDULE_PREFIX,
     DType,
     Numerics,
     Verb,
@@ -97,6 +98,10 @@ def check_options(call: AnyCall) -> None:
     """Check the options of a call; raise UnsupportedError for an algorithm by name."""
     call_limit_s(call.timeout_s)
     check_name(call.algorithm, call.verb)
+    if call.algorithm.startswith(SCHEDULE_PREFIX):
+        from fastcoll.choose import schedules  # the model, which few programs need
+
+        schedules.check_name(call.algorithm, call.verb)
     if call.algorithm != "auto":
         raise UnsupportedError(
             f'algorithm="{call.algorithm}": a group over several nodes chooses by itself; '

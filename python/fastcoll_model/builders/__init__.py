@@ -14,7 +14,7 @@ from fastcoll_model.builders.team import Piece, Team
 from fastcoll_model.errors import ModelError, did_you_mean
 from fastcoll_model.schedule import VERBS, Copy, Program, Schedule, Span
 
-__all__ = ["algorithms_of", "build", "chain_of_sockets"]
+__all__ = ["algorithms_of", "build", "chain_of_sockets", "check_algorithm"]
 
 
 def algorithms_of(verb: str) -> list[str]:
@@ -23,6 +23,17 @@ def algorithms_of(verb: str) -> list[str]:
     of_sockets = [chains.NAME] if verb == "all_reduce" else []
     over_nodes = (name for name, between in BETWEEN.items() if verb in between.verbs)
     return [*flat, *of_sockets, *over_nodes]
+
+
+def check_algorithm(verb: str, algorithm: str) -> None:
+    """Raise ModelError unless there is such a verb, and a schedule of it by this algorithm."""
+    if verb not in VERBS:
+        raise ModelError(
+            f"no verb {verb!r}{did_you_mean(verb, VERBS)}; the verbs are {', '.join(VERBS)}"
+        )
+    if algorithm not in (known := algorithms_of(verb)):
+        near = did_you_mean(algorithm, known)
+        raise ModelError(f"{verb} has no schedule {algorithm!r}{near}; it has {', '.join(known)}")
 
 
 def build(
@@ -49,16 +60,9 @@ def build(
     Raises:
         ModelError: The verb or algorithm is unknown, or the sizes don't fit.
     """
-    if verb not in VERBS:
-        raise ModelError(
-            f"no verb {verb!r}{did_you_mean(verb, VERBS)}; the verbs are {', '.join(VERBS)}"
-        )
+    check_algorithm(verb, algorithm)
     if world_size < 1 or num_segments < 1:
         raise ModelError(f"{world_size} ranks and {num_segments} segments: both must be 1 or more")
-    if algorithm not in algorithms_of(verb):
-        names = ", ".join(algorithms_of(verb))
-        near = did_you_mean(algorithm, algorithms_of(verb))
-        raise ModelError(f"{verb} has no schedule {algorithm!r}{near}; it has {names}")
     if algorithm in BETWEEN:
         return _hierarchical(
             verb, algorithm, world_size, root, local_size_of(world_size, local_size)
