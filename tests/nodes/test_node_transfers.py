@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends and receives over several nodes that fail; contract/test_p2p.py has the others."""
+"""Sends and receives over nodes: failures, and many tags; contract/test_p2p.py has the others."""
 
 import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
+from fastcoll.nodes.transfers import channels
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 
 LIMIT_S = 3.0
@@ -92,3 +95,55 @@ def closed_under_a_receive(rank: Rank) -> str:
 
 def test_closing_ends_a_receive(fresh_pool: FreshPool) -> None:
     assert cluster(fresh_pool).run(closed_under_a_receive) == ["UsageError"] * 3
+
+
+# ---- many tags -----------------------------------------------------------------------------------
+
+
+def num_threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def tag_by_tag(rank: Rank, most: int) -> list[int]:
+    """Ranks 0 and 2 give each other messages of many tags, which come again; some from any rank."""
+    with mock.patch.object(channels, "MOST_CARRIERS", most), rank.comm.new_group() as group:
+        threads = [num_threads()]
+        for turn in range(3) if rank.rank != 1 else ():
+            peer = 2 - rank.rank
+            for tag in range(12):
+                size = (1, 5000)[tag % 2]
+                given, got = torch.full((size,), 100.0 * turn + tag), torch.zeros(size)
+                source = None if (tag + turn) % 3 == 0 else peer
+                for work in (group.isend(given, peer, tag), group.irecv(got, source, tag)):
+                    work.wait()
+                assert torch.equal(given, got)
+            assert len(group._transfers._ends.sending) == min(most, 12)
+            threads.append(num_threads())
+        group.barrier()
+    return threads
+
+
+@pytest.mark.parametrize("most", [3, 64])
+def test_many_tags_need_few_threads(clusters: Clusters, most: int) -> None:
+    for first, *later in clusters("aab").run(tag_by_tag, most)[::2]:
+        carriers = 2 * min(most, 12)  # to send on, and to receive on
+        assert max(later) <= first + 2 * carriers + 8, "a carrier has two, and some have a queue"
+
+
+def each_ends_its_carrier(rank: Rank) -> list[tuple[int, float]]:
+    """Ranks 0 and 1 send from another node, for receives from any rank and from themselves."""
+    found = []
+    with mock.patch.object(channels, "MOST_CARRIERS", 0), rank.comm.new_group() as group:
+        for number in range(6) if rank.rank < 2 else ():
+            group.send(torch.tensor([float(number)]), 2)
+        for source in [1, None] * 3 + [None] * 6 if rank.rank == 2 else ():
+            tensor = torch.zeros(1)
+            found.append((group.recv(tensor, source), tensor.item()))
+        group.barrier()
+    return found
+
+
+def test_a_message_may_end_its_carrier(clusters: Clusters) -> None:
+    *_, found = clusters("aab").run(each_ends_its_carrier)
+    for sender in (0, 1):
+        assert [number for peer, number in found if peer == sender] == [0, 1, 2, 3, 4, 5]

@@ -2,8 +2,9 @@
 """Receives from any rank in a group over several nodes.
 
 Such a receive is posted in the node. It also polls the channel of every rank of another node that
-has begun to send with its tag. Senders write that on the board. The first message decides. If it
-comes from another node, the receive is withdrawn from the node, unless it has a message there.
+has begun to send with its tag. Senders write on the board that they begin with a carrier. The first
+message decides. If it comes from another node, the receive is withdrawn from the node, unless it
+has a message there.
 """
 
 import time
@@ -31,7 +32,7 @@ class AnySource(InOrder):
         self._key = senders_key(ends.seat.rank, tag)
         self._turns = turns
         self._channel = channel
-        self._num_senders = 0
+        self._num_told = 0
         self._channels: list[Channel] = []  # the next one to be asked first
 
     def start(self, receive: Transfer, post: Callable[[], TransferWork]) -> TransferBetween:
@@ -95,9 +96,12 @@ class AnySource(InOrder):
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _find_senders(self, receive: Transfer) -> None:
-        for text in self._ends.board.appended(self._key, self._num_senders):
-            self._num_senders += 1
-            self._channels.append(self._channel(receive, int(text)))
+        for text in self._ends.board.appended(self._key, self._num_told):
+            self._num_told += 1
+            channel = self._channel(receive, int(text))
+            if channel.num_begun == 0:
+                self._channels.append(channel)
+            channel.num_begun += 1
 
     def _late(self, receive: Transfer, deadline: Deadline) -> FastcollError:
         seat = self._ends.seat

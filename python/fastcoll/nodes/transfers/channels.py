@@ -2,8 +2,10 @@
 """Sends and receives between two ranks of different nodes.
 
 Each pair of ranks and each tag is a channel: a carrier of two ranks, made when both first use it.
-Messages follow each other on it. A message is a header, then its bytes. Decides which receive gets
-a message and how a wait ends. Must not know how bytes travel.
+Messages follow each other on it. A message is a header, then its bytes. A carrier costs threads,
+and a program may have a new tag for each message. So a rank with many carriers ends one behind its
+message, whose header says so; the next message has another one. Decides which receive gets a
+message and how a wait ends. Must not know how bytes travel.
 
 Each pair and tag has a carrier for two reasons. A wait of torch for a Gloo receive can't be polled,
 nor ended without closing connections. Gloo also ends a process that gets more bytes than it
@@ -16,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -43,6 +45,7 @@ from fastcoll.types import DType
 _abandoned: list[object] = []
 # How often a wait looks whether its peer is gone. Each look costs memory; see `Carrier.has_lost`.
 _LONELY_S = 1.0
+MOST_CARRIERS = 64  # that a rank keeps to send on; those of its senders are theirs to end
 
 
 def senders_key(target: int, tag: int) -> str:
@@ -61,6 +64,7 @@ class Ends:
         waits: The chain of waiting ranks.
         settings: With the limit of a transfer that has none of its own.
         has_lost: Whether a rank of another node is known to be gone; for long waits.
+        sending: The channels on which this rank sends that have a carrier.
     """
 
     seat: Seat
@@ -71,6 +75,7 @@ class Ends:
     waits: Waits
     settings: Settings
     has_lost: Callable[[int], bool]
+    sending: set["Channel"] = field(default_factory=set)
 
     def deadline(self, transfer: Transfer) -> Deadline:
         """Return when a transfer that starts to run now is late."""
@@ -184,6 +189,8 @@ class Channel(InOrder):
         self._sends, self._tag = transfer.sends, transfer.tag
         self._turns = turns
         self._carrier: Carrier | None = None
+        self._num_carriers = 0  # so far
+        self.num_begun = 0  # those that the sender began with, as receives from any rank heard
         self._header: tuple[torch.Tensor, Started] | None = None  # asked for, of the next message
         self._is_lost = False
 
@@ -217,9 +224,9 @@ class Channel(InOrder):
     def is_offered(self, deadline: Deadline) -> bool:
         """Return whether the next message has begun to come; for the receive whose turn it is.
 
-        A rank that has gone offers nothing.
+        A rank that has gone offers nothing, nor does one that has still to begin with a carrier.
         """
-        if self._is_lost:
+        if self._is_lost or (self._carrier is None and self.num_begun <= self._num_carriers):
             return False
         _, started = self._listen(deadline)
         if not started.is_completed():
@@ -238,7 +245,8 @@ class Channel(InOrder):
         """Send a message, or receive one when it is this receive's turn, here and now."""
         array = transfer.array
         payload = payload or HostPayload(transfer)
-        words = [array.dtype, array.numel, payload.piece_bytes]
+        ends_carrier = transfer.sends and len(self._ends.sending - {self}) >= MOST_CARRIERS
+        words = [array.dtype, array.numel, payload.piece_bytes, ends_carrier]
         header = torch.tensor(words, dtype=torch.int64, device="cpu")
         try:
             self._check()
@@ -255,6 +263,9 @@ class Channel(InOrder):
                 self._compare(expected[:2], found[:2])
                 payload = payload.cut_as(found[2])
                 self._receive(payload, deadline)
+                ends_carrier = found[3]
+            if ends_carrier:
+                self._end_carrier(deadline)
         except FastcollError as error:
             self._abandon(payload, header, self._header)
             if self.is_closed:
@@ -291,7 +302,7 @@ class Channel(InOrder):
         """Return the header of the next message, which may still be coming."""
         carrier = self._made(deadline)
         if self._header is None:
-            header = torch.zeros(3, dtype=torch.int64, device="cpu")
+            header = torch.zeros(4, dtype=torch.int64, device="cpu")
             self._header = header, carrier.broadcast(header, 0)
         return self._header
 
@@ -325,7 +336,7 @@ class Channel(InOrder):
             left_s = max(deadline.left_s(), 0.001)
             if self._sends:
                 ends.board.append(senders_key(target, self._tag), str(source), left_s)
-            name = f"from {source} to {target}, tag {self._tag}"
+            name = f"from {source} to {target}, tag {self._tag}, carrier {self._num_carriers}"
             check = self._check_of_meeting()
             store = PollingStore(ends.store, name, deadline, check, (source, target))
             try:
@@ -336,7 +347,15 @@ class Channel(InOrder):
                 if isinstance(error, PeerLostError | UsageError):
                     raise
                 raise self._late(deadline) from error
+            self._num_carriers += 1
+            if self._sends:
+                ends.sending.add(self)
         return self._carrier
+
+    def _end_carrier(self, deadline: Deadline) -> None:
+        carrier, self._carrier = self._made(deadline), None
+        carrier.close()
+        self._ends.sending.discard(self)
 
     def _wait(self, transfers: Sequence[Started], deadline: Deadline) -> None:
         for transfer in transfers:
