@@ -23,6 +23,7 @@ from fastcoll.bootstrap import identity
 from tests.faults.test_cleanup import BARE, belongings, come_up, machine, use
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
 from tests.support.held import limited
+from tests.support.programs import run_in_pairs
 
 SOON_S = LATE_S  # far below the limits of the waits: a failure is told, not waited for
 LIMIT_S = 20.0
@@ -236,3 +237,37 @@ def test_a_full_dev_shm_does_not_matter(fresh_pool: Callable[..., Pool]) -> None
     if found == ["", ""]:
         pytest.skip("this process may not make namespaces")
     assert found == ["Communicator"] * 2
+
+
+# ---- standard streams ----------------------------------------------------------------------------
+
+CLOSED = """
+import os, sys
+import torch, torch.distributed as dist
+import fastcoll
+
+rank, file, nodes = int(sys.argv[1]), *sys.argv[2:4]
+if nodes == "two nodes":
+    os.environ["FASTCOLL_NODE_ID"] = f"node {rank}"
+store, said = dist.FileStore(file, 2), os.dup(1)
+for stream in range(3):
+    os.close(stream)
+fastcoll.init(store=store, rank=rank, world_size=2)
+streams = [os.readlink(f"/proc/self/fd/{stream}") for stream in range(3)]
+for _ in range(3):
+    for stream in (1, 2):
+        os.write(stream, b"a line of a library\\n" * 1000)
+    tensor = torch.ones(50_000)
+    fastcoll.all_reduce(tensor)
+    assert (tensor == 2).all()
+os.write(said, str(streams).encode())
+fastcoll.destroy()
+"""
+
+
+@pytest.mark.long
+def test_closed_streams_get_no_memory_of_the_group(tmp_path: Path) -> None:
+    hows = [("one node",), ("two nodes",)]
+    for case, rows in run_in_pairs(tmp_path, CLOSED, hows).items():
+        for code, out, err in rows:
+            assert (code, out) == (0, str(["/dev/null"] * 3)), (case, err)
