@@ -84,6 +84,19 @@ def test_a_dead_sender_is_named(fresh_pool: FreshPool) -> None:
             assert one.value.ranks == (1,)
 
 
+def leaves_its_node(rank: Rank) -> Attempt | None:
+    with rank.comm.new_group() as group:
+        group.all_reduce(torch.ones(3))
+        return attempt(group.recv, torch.ones(4), 1) if rank.rank == 0 else None
+
+
+def test_a_transfer_that_fails_in_a_node_is_named(clusters: Clusters) -> None:
+    found = clusters("aab").run(leaves_its_node)[0]
+    assert (found.kind, found.ranks) == ("PeerLostError", (1,))
+    assert found.text.startswith('transfer in group "'), found.text
+    assert "recv(float32, numel=4, src=1" in found.text
+
+
 def closed_under_a_receive(rank: Rank) -> str:
     group = rank.comm.new_group()
     late = group.irecv(torch.ones(4), 0 if rank.rank else 1)

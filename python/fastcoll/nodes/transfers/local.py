@@ -104,7 +104,7 @@ class LocalTransfers(Transfers):
         except UsageError:  # it is closed
             return error
         except FastcollError as broken:
-            found = self._watch.of_node(broken)
+            found = self._watch.of_node(broken, "transfer")
             if isinstance(found, CollectiveTimeout) and len(found.ranks) == 1:
                 told, rank = self._waits.follow(found.ranks[0])
                 found = CollectiveTimeout(f"{found}{told}", [rank])

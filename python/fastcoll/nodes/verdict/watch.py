@@ -141,11 +141,9 @@ class Watch:
         except FastcollError as error:
             raise self.of_node(error) from error
 
-    def _who(self) -> str:
-        return (
-            f'{self.call} #{self.sequence} in group "{self.name}" (seen by rank {self._rank} on '
-            f"node {self._node})"
-        )
+    def _who(self, what: str = "") -> str:
+        what = what or f"{self.call} #{self.sequence}"
+        return f'{what} in group "{self.name}" (seen by rank {self._rank} on node {self._node})'
 
     def _ranks_of(self, nodes: Iterable[int]) -> list[int]:
         return [rank for node in nodes for rank in self._node_map.nodes[node]]
@@ -216,8 +214,11 @@ class Watch:
             ignore_errors(lambda: self._node_group.abort(written(found, _NODE_TEXT)))
         return self.error
 
-    def of_node(self, error: FastcollError) -> FastcollError:
-        """Return an error of this node's ranks with their numbers in the whole group."""
+    def of_node(self, error: FastcollError, what: str = "") -> FastcollError:
+        """Return an error of this node's ranks with their numbers in the whole group.
+
+        `what` failed; by default the call that was begun last.
+        """
         if not isinstance(error, CollectiveTimeout | PeerLostError | AbortedError):
             return error
         if verdict := told_in(str(error)):
@@ -225,7 +226,7 @@ class Watch:
         local = error.ranks
         ranks = [self._node_map.nodes[self._node][one] for one in local]
         names = f", whose ranks {list(local)} are ranks {ranks} of the group" if local else ""
-        return type(error)(f"{self._who()}{names}: {error}", ranks)
+        return type(error)(f"{self._who(what)}{names}: {error}", ranks)
 
 
 def _listen() -> None:
