@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore, Store
+from torch.distributed import HashStore, Store, TCPStore
 
 from fastcoll.bootstrap import blocking_calls
 from fastcoll.bootstrap.deadline import Deadline
@@ -148,3 +148,19 @@ def test_a_forked_child_may_ask() -> None:
             finally:
                 os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_store_that_is_gone_is_asked_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """torch prints a stack for each question to a store whose process ended."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    board = Board(TCPStore("127.0.0.1", server.port, is_master=False), "nonce")
+    board.say("key", "text")
+    assert board.read("key") == "text"
+    del server
+    capfd.readouterr()
+    for _ in range(5):
+        assert board.read("key") is None
+        assert board.verdict() is None
+        assert board.missing(2, 1) is None
+        time.sleep(0.02)
+    assert capfd.readouterr().err.count("TCPStore.cpp") <= 2

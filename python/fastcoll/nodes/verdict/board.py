@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed import DistNetworkError, PrefixStore, Store
 
 from fastcoll.bootstrap.blocking_calls import ask, in_background
 from fastcoll.errors import (
@@ -85,6 +85,7 @@ class Board:
         connection = _own_connection(self._shared, self.ANSWER_S if limit_s is None else limit_s)
         self._store = PrefixStore(f"fastcoll/board/{nonce}", connection)
         self._asking = threading.Event()
+        self._is_lost = False  # torch never connects again, and prints a stack at each attempt
         self._verdict: FastcollError | None = None
         self.verdict_sequence = 0  # the call in which the verdict was found
 
@@ -178,16 +179,21 @@ class Board:
         self._asking.clear()
 
     def _ask(self, question: Callable[[], T], limit_s: float | None = None) -> T | None:
+        if self._is_lost:
+            return None
         try:
             return ask(question, self.ANSWER_S if limit_s is None else limit_s)
-        except (RuntimeError, TimeoutError):  # the store is gone, and its answer with it
+        except (RuntimeError, TimeoutError) as error:  # the store is gone, and its answer with it
+            self._is_lost |= isinstance(error, DistNetworkError)
             return None
 
     def _ignore_errors(self, task: Callable[[], object]) -> None:
+        if self._is_lost:
+            return
         try:
             task()
-        except RuntimeError:  # the store is gone, and its answer with it
-            return
+        except RuntimeError as error:  # the store is gone, and its answer with it
+            self._is_lost |= isinstance(error, DistNetworkError)
 
 
 def written(error: FastcollError, most: int | None = None) -> str:
