@@ -8,7 +8,7 @@ import torch
 
 from fastcoll.calls.arrays import view
 from fastcoll.calls.transfers import ANY, Transfer
-from fastcoll.nodes.transfers.channels import Turns
+from fastcoll.nodes.transfers.turns import Turns
 from tests.nodes.test_node_transfers import Clusters, FreshPool, cluster
 from tests.support.harness import Attempt, Rank, attempt
 

@@ -15,8 +15,9 @@ from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.errors import AbortedError, CollectiveTimeout
 from fastcoll.nodes.gpus import in_flight
-from fastcoll.nodes.transfers.channels import Channel, Ends, Turns
+from fastcoll.nodes.transfers.channels import Channel, Ends
 from fastcoll.nodes.transfers.local import LocalTransfers
+from fastcoll.nodes.transfers.turns import Turns
 from fastcoll.nodes.verdict import watch
 from fastcoll.nodes.verdict.board import Board
 

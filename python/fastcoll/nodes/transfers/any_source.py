@@ -14,7 +14,8 @@ from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.calls.transfer_work import TransferBetween, TransferWork
 from fastcoll.calls.transfers import ANY, Transfer
 from fastcoll.errors import CollectiveTimeout, FastcollError
-from fastcoll.nodes.transfers.channels import Channel, Ends, InOrder, Turns, senders_key
+from fastcoll.nodes.transfers.channels import Channel, Ends, InOrder, senders_key
+from fastcoll.nodes.transfers.turns import Turns
 from fastcoll.nodes.verdict.backoff import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOK_EVERY_S
 from fastcoll.nodes.verdict.watch import ignore_errors
 

@@ -14,7 +14,6 @@ other ranks are connected. A sender writes in the store that it begins, and a re
 connects to those senders (any_source.py).
 """
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -34,6 +33,7 @@ from fastcoll.calls.work import CallQueue
 from fastcoll.errors import CollectiveTimeout, DesyncError, FastcollError, PeerLostError, UsageError
 from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier, Started
 from fastcoll.nodes.transfers.payloads import HostPayload, Payload, WaitFor
+from fastcoll.nodes.transfers.turns import Turns
 from fastcoll.nodes.verdict.backoff import wait_until
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.nodes.verdict.store import PollingStore
@@ -65,6 +65,7 @@ class Ends:
         settings: With the limit of a transfer that has none of its own.
         has_lost: Whether a rank of another node is known to be gone; for long waits.
         sending: The channels on which this rank sends that have a carrier.
+        ended: The last carriers that were ended.
     """
 
     seat: Seat
@@ -76,6 +77,7 @@ class Ends:
     settings: Settings
     has_lost: Callable[[int], bool]
     sending: set["Channel"] = field(default_factory=set)
+    ended: deque[Carrier] = field(default_factory=lambda: deque(maxlen=16))
 
     def deadline(self, transfer: Transfer) -> Deadline:
         """Return when a transfer that starts to run now is late."""
@@ -123,33 +125,6 @@ class Ends:
                 )
 
         return wait
-
-
-class Turns:
-    """The receives with one tag from other nodes: a message is for the first that it fits.
-
-    So a receive from any rank holds up all receives that were started after it. No message is for
-    them before that receive has one. (MPI 4.1, section 3.5.)
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: list[Transfer] = []
-
-    def enter(self, receive: Transfer) -> None:
-        """Add a receive, behind those that are open."""
-        with self._lock:
-            self._open.append(receive)
-
-    def leave(self, receive: Transfer) -> None:
-        """Drop one that is over."""
-        with self._lock:
-            self._open = [one for one in self._open if one is not receive]
-
-    def is_next(self, receive: Transfer, peer: int) -> bool:
-        """Return whether the next message from `peer` is for this receive."""
-        with self._lock:
-            return next(one for one in self._open if one.peer in (peer, ANY)) is receive
 
 
 class InOrder:
@@ -353,8 +328,16 @@ class Channel(InOrder):
         return self._carrier
 
     def _end_carrier(self, deadline: Deadline) -> None:
+        """End the carrier, once the receiver has said that it has all.
+
+        A connection may drop what is in flight when it goes. So a few that were ended are
+        kept: what a receiver says last is there long before its connection goes.
+        """
         carrier, self._carrier = self._made(deadline), None
+        word = torch.zeros(1, dtype=torch.uint8, device="cpu")
+        self._wait([carrier.broadcast(word, 1)], deadline)
         carrier.close()
+        self._ends.ended.append(carrier)
         self._ends.sending.discard(self)
 
     def _wait(self, transfers: Sequence[Started], deadline: Deadline) -> None:

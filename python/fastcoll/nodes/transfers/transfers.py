@@ -24,10 +24,11 @@ from fastcoll.calls.transfers import (
 )
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.nodes.transfers.any_source import AnySource
-from fastcoll.nodes.transfers.channels import Channel, Ends, Turns
+from fastcoll.nodes.transfers.channels import Channel, Ends
 from fastcoll.nodes.transfers.local import LocalTransfers
 from fastcoll.nodes.transfers.payloads import GpuPayload
 from fastcoll.nodes.transfers.staged import StagedTransfers
+from fastcoll.nodes.transfers.turns import Turns
 
 # Of the node's part of a receive from any rank, whose own limit ends it first.
 _NO_LIMIT_S = 1e9
