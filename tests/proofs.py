@@ -11,11 +11,13 @@ import datetime
 import functools
 import hashlib
 import inspect
+import operator
+import os
 import platform
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,24 +66,29 @@ def digest_of(root: Path, inputs: Iterable[str]) -> str:
         places = sorted(root.glob(pattern))
         assert places, f"no file is called {pattern}"
         for place in places:
-            for path in files_below(place):
-                if path.match("*.py") and path.relative_to(place).as_posix().startswith(TOP):
+            left_out = tuple(f"{place}/{name}" for name in TOP)
+            for path, stat in files_below(place):
+                if path.endswith(".py") and path.startswith(left_out):
                     continue
-                stat = path.stat()
                 content = hash_file(path, stat.st_mtime_ns, stat.st_size)
-                digest.update(f"{path.relative_to(root)} {content}\n".encode())
+                digest.update(f"{path[len(str(root)) :]} {content}\n".encode())
     return digest.hexdigest()[:16]
 
 
-def files_below(place: Path) -> list[Path]:
-    found = sorted(place.rglob("*")) if place.is_dir() else [place]
-    return [path for path in found if path.suffix != ".pyc" and path.is_file()]
+def files_below(place: Path | os.DirEntry[str]) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield each file with its time and size. Pathlib's rglob would take three times as long."""
+    if place.is_dir():
+        with os.scandir(place) as entries:
+            for entry in sorted(entries, key=operator.attrgetter("name")):
+                yield from files_below(entry)
+    elif place.is_file() and not place.name.endswith(".pyc"):
+        yield os.fspath(place), place.stat()
 
 
 @functools.cache
-def hash_file(path: Path, _mtime_ns: int, _size: int) -> str:
+def hash_file(path: str, _mtime_ns: int, _size: int) -> str:
     """Return a hash of a file's bytes, read again only if the file has changed."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def named_inputs(item: pytest.Item) -> tuple[str, ...]:
