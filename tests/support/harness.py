@@ -36,8 +36,9 @@ TIMEOUT_S = 20.0
 # wait would take otherwise.
 LATE_S = 10.0
 # Ranks are forked from a process that has imported these and has no thread; 0.05 s instead of the
-# 2 s of a fresh interpreter.
+# 2 s of a fresh interpreter. Behind fastcoll stands what most ranks import soon.
 PRELOAD = ["torch", "numpy", "torch.distributed", "pytest", "tests.support.harness", "fastcoll"]
+PRELOAD += ["fastcoll.nodes.group", "numpy.random", "tests.support.perform", "tests.support.faults"]
 
 _context = multiprocessing.get_context("forkserver")
 _pool_numbers = itertools.count()
