@@ -103,6 +103,39 @@ def mistakes_of_options(world: int) -> dict[str, Mistake]:
     }
 
 
+def mistakes_of_wires(world: int) -> dict[str, Mistake]:
+    """Formats between nodes, which are refused on one node too."""
+    names = '"bf16", "int8", "fp8" or None'
+    kinds = "works for float32, float16, bfloat16"
+
+    def of(dtype: torch.dtype, wire: object, *args: Any) -> Callable[[Any], Any]:
+        return all_reduce(torch.ones(4).to(dtype), *args, wire=wire)
+
+    return {
+        "unknown": (of(torch.float32, "int4"), USAGE, (names, "'int4'")),
+        "a number": (of(torch.float32, 8), USAGE, (names, "not 8")),
+        "of MAX": (of(torch.float32, "int8", "max"), UNSUPPORTED, ("SUM and AVG, not for MAX",)),
+        "of float64": (of(torch.float64, "int8"), UNSUPPORTED, (kinds, "float64")),
+        "of integers": (of(torch.int32, "fp8"), UNSUPPORTED, (kinds, "int32")),
+        "of codes": (of(torch.float8_e4m3fn, "fp8"), UNSUPPORTED, (kinds, "float8_e4m3fn")),
+        "no bytes saved": (
+            of(torch.bfloat16, "bf16"),
+            UNSUPPORTED,
+            ("saves no bytes of bfloat16",),
+        ),
+        "of parts": (
+            lambda comm: comm.reduce_scatter_tensor(filled(1), filled(world), wire="zip"),
+            USAGE,
+            (names, "'zip'"),
+        ),
+        "of a list": (
+            lambda comm: comm.all_reduce_coalesced([torch.ones(1).bool()], wire="int8"),
+            UNSUPPORTED,
+            ("tensor 0 of the list: wire",),
+        ),
+    }
+
+
 def mistakes_of_operations(world: int) -> dict[str, Mistake]:
     """Operations that mean nothing."""
     del world
@@ -319,9 +352,18 @@ def mistakes_of_other_calls(world: int) -> dict[str, Mistake]:
             USAGE,
             ("torch.dtype", "float32"),
         ),
+        "less than nothing": (lambda comm: comm.empty(-1), USAGE, ("-1",)),
+        "dtype without a verb": (
+            lambda comm: comm.empty(3, dtype=torch.float8_e8m0fnu),
+            UNSUPPORTED,
+            ("float8_e8m0fnu",),
+        ),
         "fraction of a rank": (lambda comm: comm.new_group([0.5]), USAGE, ("ranks", "0.5")),
         "rank as a text": (lambda comm: comm.new_group("0"), USAGE, ("ranks", "integers")),
         "ranks is a number": (lambda comm: comm.new_group(0), USAGE, ("ranks", "sequence")),
+        "no such rank": (lambda comm: comm.new_group([0, 7]), USAGE, ("7",)),
+        "no ranks": (lambda comm: comm.new_group([]), USAGE, ("ranks",)),
+        "a rank twice": (lambda comm: comm.new_group([0, 0]), USAGE, ("twice",)),
         "no list to scatter": (
             lambda comm: comm.reduce_scatter(six, None),
             USAGE,

@@ -19,6 +19,7 @@ from tests.support.harness import Attempt, Pools, Rank, attempt
 POISON = -7.0
 OF_TENSORS = (
     bad_arguments.mistakes_of_options,
+    bad_arguments.mistakes_of_wires,
     bad_arguments.mistakes_of_operations,
     bad_arguments.mistakes_of_outputs,
     bad_arguments.mistakes_of_tensors,

@@ -109,29 +109,6 @@ def test_nothing_is_noted_unless_asked_for(fresh_pool: Callable[..., Pool]) -> N
     assert ".py" not in row[0].text
 
 
-def come_late(rank: Rank) -> Attempt | None:
-    """Both make a call; rank 1 stays away from the next one."""
-    group = rank.hasty_group(1)
-    by_method(group, 5)
-    if rank.rank == 0:
-        caught = attempt(by_c_function, group, 7)
-        rank.comm.barrier()
-        return caught
-    rank.comm.barrier()
-    return None
-
-
-def test_a_timeout_says_where_this_rank_and_the_missing_one_were(
-    fresh_pool: Callable[..., Pool],
-) -> None:
-    caught, _ = fresh_pool(2, TRACE).run(come_late)
-    assert caught.kind == "CollectiveTimeout"
-    here, there = caught.text.split(" waited ")
-    assert site_of(by_c_function, "fastcoll.all_reduce(") in here
-    assert "rank 1 (entered all_reduce(SUM, float32, numel=5) #" in there
-    assert site_of(by_method, "group.all_reduce(") in there
-
-
 def receive(group: Any) -> None:
     fastcoll.recv(torch.ones(5), 1, group=group)
 
@@ -168,29 +145,6 @@ def test_a_transfer_says_where_it_was_started(fresh_pool: Callable[..., Pool]) -
     for (way, text), caught in zip(TRANSFERS.items(), rows, strict=True):
         assert caught.kind == "CollectiveTimeout", caught
         assert site_of(way, text) in caught.text, caught.text
-
-
-def send_five(group: Any) -> None:
-    group.send(torch.ones(5), 1)
-
-
-def receive_six(group: Any) -> None:
-    group.recv(torch.ones(6), 0)
-
-
-def transfer_differently(rank: Rank) -> Attempt:
-    caught = attempt(send_five if rank.rank == 0 else receive_six, rank.comm)
-    return caught if caught.kind else attempt(rank.comm.barrier)  # what was sent is gone
-
-
-def test_messages_that_differ_say_where_they_were_sent_and_received(
-    fresh_pool: Callable[..., Pool],
-) -> None:
-    for caught in fresh_pool(2, TRACE).run(transfer_differently):
-        assert caught.kind == "DesyncError", caught
-        there, here = caught.text.split(", which receives ")
-        assert site_of(send_five, "group.send(") in there, caught.text
-        assert site_of(receive_six, "group.recv(") in here, caught.text
 
 
 def through_torch(rank: Rank) -> Attempt:

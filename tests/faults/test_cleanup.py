@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 import fastcoll
-from tests.support.harness import Pool, Rank, Setup, attempt
+from tests.support.harness import Pool, Rank, Setup
 from tests.support.held import list_held
 from tests.support.programs import run_in_pairs
 
@@ -193,39 +193,6 @@ def test_staging_memory_is_at_most_4_mib_a_rank(fresh_pool: Callable[..., Pool])
     for sizes in fresh_pool(3).run(staging):
         assert len(sizes) >= 3
         assert 3 * (1 << 20) <= sum(sizes) <= 2 * 3 * (4 << 20)  # two groups of three ranks
-
-
-def after_an_error(rank: Rank, kind: str) -> dict[str, Any]:
-    """Break the group, destroy it, look."""
-    comm = come_up(rank, "breaks", 1.0 if kind == "CollectiveTimeout" else 20)
-    use(comm)
-    if kind == "PeerLostError" and rank.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if kind == "CollectiveTimeout" and rank.rank == 1:
-        rank.wait_for("rank 0 failed")
-    numel = 3 + (kind == "DesyncError" and rank.rank == 1)
-    one = attempt(comm.all_reduce, torch.ones(numel))
-    rank.tell(f"rank {rank.rank} failed")
-    assert one.kind == kind, one
-    del comm
-    fastcoll.destroy()
-    time.sleep(0.1)
-    return belongings()
-
-
-@pytest.mark.parametrize("kind", ["DesyncError", "CollectiveTimeout", "PeerLostError"])
-def test_destroy_after_an_error_leaves_nothing(fresh_pool: Callable[..., Pool], kind: str) -> None:
-    before = machine()
-    pool = fresh_pool(3, BARE)
-    start = pool.run(look)
-    for outcome in pool.outcomes(after_an_error, kind):
-        if kind == "PeerLostError" and outcome.rank == 1:
-            assert outcome.exit_code == -signal.SIGKILL
-            continue
-        assert outcome.ok, outcome.describe()
-        held = {**outcome.value, "threads": 0}
-        assert held == {**start[outcome.rank], "threads": 0}
-    assert machine() <= before
 
 
 def test_killed_ranks_leave_nothing(fresh_pool: Callable[..., Pool]) -> None:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C while a rank waits: it stops at once, and its peers learn why."""
+"""Signals while a rank waits behind a work, and handlers that call.
+
+That Ctrl-C ends each wait stands in test_every_fault.py, and of init in
+torch/test_first_call_limits.py.
+"""
 
 import os
 import signal
@@ -8,18 +12,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.distributed as dist
 
-import fastcoll
 from fastcoll.calls import recorder
-from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
 from tests.support.waiting import wait_until
-
-
-def interrupt(pool: Pool) -> float:
-    """Send rank 0 a Ctrl-C; return when."""
-    os.kill(pool.pids[0], signal.SIGINT)
-    return time.monotonic()
 
 
 def waits(pid: int) -> bool:
@@ -52,32 +48,12 @@ def test_a_rank_that_waits_behind_a_work(fresh_pool: Callable[..., Pool]) -> Non
     pool.start(wait_behind_a_work)
     pool.wait_for("waiting")
     time.sleep(0.1)
-    sent = interrupt(pool)
+    os.kill(pool.pids[0], signal.SIGINT)
+    sent = time.monotonic()
     (stopped, one, first), (_, _, second) = pool.finish()
     assert one.kind == "KeyboardInterrupt"
     assert stopped - sent < LATE_S
     assert first == second == 6.0
-
-
-def wait_in_init(rank: Rank) -> tuple[float, Attempt]:
-    if rank.rank == 1:
-        return time.monotonic(), attempt(rank.wait_for, "late")
-    store = dist.PrefixStore("init", rank.store)
-    one = attempt(fastcoll.init, store=store, rank=0, world_size=2, timeout_s=20)
-    return time.monotonic(), one
-
-
-def test_a_rank_that_waits_in_init(fresh_pool: Callable[..., Pool]) -> None:
-    pool = fresh_pool(2, Setup(init=False))
-    pool.start(wait_in_init)
-    pool.wait_for("init/fastcoll/world/2/hello/1/0")  # what rank 0 says of itself, then it waits
-    sent = interrupt(pool)
-    (outcome,) = pool.collect(ranks=(0,))
-    pool.tell("late")
-    pool.collect(ranks=(1,))
-    stopped, one = outcome.value
-    assert one.kind == "KeyboardInterrupt"
-    assert stopped - sent < LATE_S
 
 
 def call_in_a_handler(rank: Rank, waits_for: str) -> tuple[list[Attempt], float]:

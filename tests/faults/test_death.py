@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deaths that one node alone can have, and peers that left when their part was done.
+"""Deaths that one node alone can have: what is known of the process, and what comes after.
 
 That a killed peer is named in every call stands in test_every_fault.py, in init in test_making.py.
+A peer that did its part first is no loss: test_every_fault.py and test_fault_points.py.
 """
 
 import ctypes
 import os
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -46,45 +46,6 @@ def test_a_dead_peer_with_a_living_child(fresh_pool: Callable[..., Pool]) -> Non
             assert one.seconds < LATE_S, one
 
 
-LAST = {
-    "all_reduce": lambda group: group.all_reduce(torch.ones(3)),
-    "broadcast": lambda group: group.broadcast(torch.ones(3), 1),
-    "barrier": lambda group: group.barrier(),
-    "message": lambda group: (group.recv if group.rank == 0 else group.send)(
-        torch.ones(3), 1 - group.rank
-    ),
-}
-
-
-def leave_while_the_peer_looks(rank: Rank, name: str) -> Attempt:
-    """Rank 1 does its part and ends during a handler of rank 0, whose wait looks for losses next.
-
-    The wait has just seen that rank 1 has not done its part.
-    """
-
-    def handle(*_: object) -> None:
-        rank.tell("rank 0 is in its handler")
-        while not rank.comm.peer_is_gone(1):
-            time.sleep(0.01)
-
-    if rank.rank == 0:
-        signal.signal(signal.SIGUSR2, handle)
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
-        return attempt(LAST[name], rank.comm)
-    rank.wait_for("rank 0 is in its handler")
-    LAST[name](rank.comm)
-    os._exit(0)
-
-
-@pytest.mark.parametrize("name", LAST)
-def test_a_peer_that_did_its_part_before_the_look_is_no_loss(
-    fresh_pool: Callable[..., Pool], name: str
-) -> None:
-    first, second = fresh_pool(2).outcomes(leave_while_the_peer_looks, name)
-    assert second.exit_code == 0, second.describe()
-    assert first.value.kind == "", first.value
-
-
 CLONE_NEWPID = 0x20000000
 
 
@@ -116,51 +77,6 @@ def test_a_dead_peer_in_another_process_namespace(fresh_pool: Callable[..., Pool
     assert lost.ranks == (0,)
     assert lost.seconds < LATE_S
     assert "its process, in another namespace, ended (with" in lost.text
-
-
-def leave(rank: Rank, way: str) -> list[float]:
-    """Rank 1 does its part and goes; rank 0 comes to the same call only afterwards."""
-    tensor = torch.full((3,), float(rank.rank + 5))
-    if rank.rank == 1:
-        rank.comm.broadcast(tensor, 1)
-        if way == "close":
-            rank.comm.close()
-            return []
-        os._exit(7)
-    time.sleep(0.7)
-    rank.comm.broadcast(tensor, 1)
-    lost = attempt(rank.comm.barrier)
-    assert lost.kind == "PeerLostError", lost
-    assert lost.ranks == (1,)
-    return tensor.tolist()
-
-
-@pytest.mark.parametrize("way", ["exit", "close"])
-def test_a_peer_that_did_its_part_is_no_loss(fresh_pool: Callable[..., Pool], way: str) -> None:
-    first, second = fresh_pool(2).outcomes(leave, way)
-    assert first.ok, first.describe()
-    assert first.value == [6.0] * 3
-    assert second.exit_code == (7 if way == "exit" else None)
-
-
-def part_quickly(rank: Rank, numel: int, algorithm: str, rounds: int) -> list[str]:
-    """Close the group right after the call: some are still copying what others leave behind."""
-    errors = []
-    for _ in range(rounds):
-        group = rank.comm.new_group()
-        tensor = torch.full((numel,), float(rank.rank))
-        one = attempt(group.all_reduce, tensor, algorithm=algorithm)
-        group.close()
-        right = bool((tensor == rank.world_size * (rank.world_size - 1) / 2).all())
-        errors += [one.text] if one.kind else ([] if right else ["wrong sum"])
-    return errors
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "chain"])
-def test_leaving_right_after_a_call_is_no_loss(pools: Any, algorithm: str) -> None:
-    for numel in (1, 5000, 300_000):
-        assert pools(3).run(part_quickly, numel, algorithm, 12) == [[]] * 3
 
 
 def survive(rank: Rank) -> Any:
