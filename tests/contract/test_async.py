@@ -5,6 +5,7 @@ The handle, the values and the order are promised at every site; below are singl
 """
 
 import dataclasses
+import functools
 import gc
 import random
 import sys
@@ -20,11 +21,11 @@ import torch
 import torch.distributed as dist
 
 import fastcoll
-from tests.support.calls import Call, expected
+from tests.support.calls import Call
 from tests.support.draw import VERBS
 from tests.support.harness import DEADLINE_S, Pool, Pools, Rank, attempt
-from tests.support.perform import Result, Started, compare
-from tests.support.sites import Site, each_kind, ranks_by_node, without_gpu
+from tests.support.perform import Result, Started
+from tests.support.sites import Site, each_kind, without_gpu
 
 SMALL_AND_LARGE = [3, 50_000]  # elements; the small ones travel with the flags
 
@@ -139,8 +140,8 @@ def all_at_once(rank: Rank, calls: list[Call], mixing: str) -> list[Result]:
 @without_gpu
 def test_calls_run_in_the_order_they_were_made(site: Site, mixing: str) -> None:
     calls = asynchronous_calls(site, 4)
-    wants = [expected(call, site.world, ranks_by_node(site.nodes)) for call in calls]
-    assert not compare(calls, wants, site.run(all_at_once, calls, mixing))
+    perform = functools.partial(all_at_once, mixing=mixing)
+    dataclasses.replace(site, perform=perform).check(calls, len(calls))
 
 
 def one_after_the_other(rank: Rank, rounds: int) -> list[float]:

@@ -7,15 +7,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from tests.contract.test_sequences import without_pause
-from tests.support.calls import Call, expected, mixed
+from tests.support.calls import Call, mixed
 from tests.support.harness import Pool, Pools, Rank
-from tests.support.perform import Result, Started, check, compare
+from tests.support.perform import Result, Started, check
 
 
 def two_groups(rank: Rank, calls: list[Call], seed: int) -> list[Result]:
@@ -28,9 +29,7 @@ def two_groups(rank: Rank, calls: list[Call], seed: int) -> list[Result]:
 
 
 def test_two_groups_in_turns(pools: Pools) -> None:
-    calls = mixed(3, 800, 2)
-    wants = [expected(call, 3) for call in calls]
-    assert not compare(calls, wants, pools(3).run(two_groups, calls, 7))
+    check(pools(3), mixed(3, 800, 2), 800, perform=partial(two_groups, seed=7))
 
 
 def two_threads(rank: Rank, calls: list[Call]) -> list[Result]:
@@ -51,9 +50,7 @@ def two_threads(rank: Rank, calls: list[Call]) -> list[Result]:
 
 
 def test_two_groups_at_the_same_time(pools: Pools) -> None:
-    calls = mixed(2, 1000, 3)
-    wants = [expected(call, 2) for call in calls]
-    assert not compare(calls, wants, pools(2).run(two_threads, calls))
+    check(pools(2), mixed(2, 1000, 3), 1000, perform=two_threads)
 
 
 def shared_group(rank: Rank, rounds: int) -> list[float]:

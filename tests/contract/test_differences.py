@@ -22,7 +22,7 @@ from tests.support.calls import BARRIER, REDUCTIONS, ROOTED, Call
 from tests.support.draw import VERBS
 from tests.support.harness import LATE_S, Attempt, Pool, Pools, Rank, Setup, attempt
 from tests.support.perform import make_plain
-from tests.support.sites import WITHOUT_GPU, Site, at, in_new_group, in_torch, without_gpu
+from tests.support.sites import Site, in_new_group, without_gpu
 
 Case = tuple[Call, Call, tuple[str, str]]  # the usual call, the odd one, words of the error
 
@@ -81,8 +81,10 @@ def check_verdict(words: Iterable[str], odd_ranks: list[int], rows: list[list[At
     assert re.search(rf"ranks? \[?{odd_ranks[0]}\b", verdict), verdict
     assert all(word in verdict for word in words), (words, verdict)
     assert "(rank " not in verdict, "every rank raises the text, none may take it for its own"
-    assert verdict.count("called") == 1 or "verb differs" in verdict, "the call is shown once"
-    assert "fastcoll.destroy()" in verdict
+    if " gives " not in verdict:  # a text about counts shows those alone
+        is_shown = verdict.count("called") == 1
+        assert is_shown or "verb differs" in verdict, "the call that is the same is shown once"
+        assert "fastcoll.destroy()" in verdict
 
 
 def check_each_field(site: Site, verb: str, numel: int) -> None:
@@ -163,19 +165,26 @@ def all_to_all_of_split_sizes(comm: Any, numel: int, is_odd: bool) -> None:
     comm.all_to_all_single(torch.empty_like(source), source, sizes, sizes)
 
 
+def all_to_all_of_other_counts(comm: Any, numel: int, is_odd: bool) -> None:
+    """An odd rank gives the next one an element more than that expects."""
+    gives, gets = [numel] * comm.world_size, [numel] * comm.world_size
+    gives[(comm.rank + 1) % comm.world_size] += is_odd
+    comm.all_to_all_single(torch.empty(sum(gets)), torch.ones(sum(gives)), gets, gives)
+
+
 FORMS: dict[Form, tuple[str, ...]] = {
     all_gather_of_other_parts: ("parts",),
     all_gather_of_equal_parts: ("parts", "equal on rank"),
     reduce_scatter_of_other_parts: ("reduce", "differs: "),  # it is one reduce for each part
+    all_to_all_of_other_counts: (" gives ", "which expects "),
     all_to_all_of_split_sizes: ("parts", "equal on rank"),
 }
 
 
-def differ_in_form(rank: Rank, form: Form, numel: int, odd_ranks: list[int]) -> list[Attempt]:
+def differ_in_form(comm: Any, form: Form, numel: int, odd_ranks: list[int]) -> list[Attempt]:
     """Make a call whose parts are others on some ranks, then three barriers."""
-    with rank.comm.new_group(timeout_s=15) as group:
-        found = [attempt(form, group, numel, rank.rank in odd_ranks)]
-        return found + [attempt(group.barrier) for _ in range(3)]
+    found = [attempt(form, comm, numel, comm.rank in odd_ranks)]
+    return found + [attempt(comm.barrier) for _ in range(3)]
 
 
 def check_each_form(site: Site, numel: int) -> None:
@@ -183,14 +192,56 @@ def check_each_form(site: Site, numel: int) -> None:
     assert site.pool is not None
     for turn, (form, words) in enumerate(FORMS.items()):
         for odd_ranks in odd_ranks_of(site, turn):
-            rows = site.pool.run(differ_in_form, form, numel, odd_ranks)
+            rows = site.pool.run(site.in_new_group, differ_in_form, form, numel, odd_ranks)
             check_verdict(words, odd_ranks, rows)
 
 
 @pytest.mark.parametrize("numel", [100, 50_000])
-@at([param for param in WITHOUT_GPU if not in_torch(param.values[0])])
+@without_gpu
 def test_parts_and_split_sizes(site: Site, own_clusters: Pools, numel: int) -> None:
     check_each_form(among_others(site, own_clusters), numel)
+
+
+# ---- what one rank calls otherwise, or later -----------------------------------------------------
+
+
+def asynchronous(rank: Rank) -> list[Attempt]:
+    group = rank.comm.new_group(timeout_s=15)
+    works = [
+        group.all_reduce(torch.ones(3 + (rank.rank == 1) * (number == 2)), async_op=True)
+        for number in range(5)
+    ]
+    attempts = [attempt(work.wait) for work in works]
+    group.close()
+    return attempts
+
+
+def test_asynchronous_calls(pools: Pools) -> None:
+    for row in pools(3).run(asynchronous):
+        assert [one.kind for one in row] == ["", "", *["DesyncError"] * 3]
+        assert "numel differs: " in row[2].text
+        assert " 3 on rank " in row[2].text
+        assert " 4 on rank 1" in row[2].text
+
+
+def local_differences(rank: Rank) -> list[Attempt]:
+    """Shape, strides, place, in or out of place, limits and threads may differ."""
+    comm, odd = rank.comm, rank.rank == 1
+    out = torch.empty(4, 6)
+    attempts = [
+        attempt(comm.all_reduce, torch.ones(24) if odd else torch.ones(4, 6)),
+        attempt(comm.all_reduce, torch.ones(4, 6), out=out if odd else None),
+        attempt(comm.all_reduce, torch.ones(6, 4).t() if odd else torch.ones(4, 6)),
+        attempt(comm.all_reduce, torch.ones(24), timeout_s=9.0 if odd else 10.0),
+    ]
+    work = comm.all_reduce(torch.ones(24), async_op=True) if odd else None
+    attempts.append(attempt(work.wait) if work else attempt(comm.all_reduce, torch.ones(24)))
+    return attempts
+
+
+def test_what_is_a_ranks_own_business(pools: Pools) -> None:
+    for row in pools(2).run(local_differences):
+        assert [one.kind for one in row] == [""] * 5
 
 
 def test_a_difference_without_an_error_on_all_is_seen() -> None:

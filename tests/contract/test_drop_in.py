@@ -15,11 +15,9 @@ from fastcoll.integrations import ops
 from fastcoll.types import Op
 from tests.support.fallbacks import noting
 from tests.support.harness import Attempt, Pools, Rank, Setup, attempt
-from tests.support.sites import EACH_KIND, Site, at, in_torch
+from tests.support.sites import Site, of_fastcoll
 
 BARE = Setup(init=False)
-# torch.distributed takes its own operations only.
-of_fastcoll = at([param for param in EACH_KIND if not in_torch(param.values[0])])
 ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 

@@ -12,7 +12,7 @@ import torch
 import fastcoll
 from fastcoll.calls.recorder import read_process
 from tests.support.fallbacks import noting, refusing
-from tests.support.harness import LATE_S, Attempt, Pool, Pools, Rank, attempt
+from tests.support.harness import Pools, Rank, attempt
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -98,27 +98,6 @@ def test_numbers_that_need_no_python(pools: Pools) -> None:
     for own, kinds in pools(2).run(with_odd_numbers):
         assert own == ["Passed"] * 3
         assert kinds == ["", "UsageError", "UsageError", "UsageError"]
-
-
-def comes_too_late(rank: Rank) -> Attempt | None:
-    """Its own limit holds in a call that needs no Python."""
-    group = rank.comm.new_group()
-    values = torch.ones(100)
-    group.all_reduce(values, timeout_s=19)
-    late = None
-    if rank.rank == 0:
-        late = attempt(group.all_reduce, values, timeout_s=0.5)
-        rank.tell("over")
-    else:
-        rank.wait_for("over")
-    group.close()
-    return late
-
-
-def test_a_limit_that_needs_no_python(fresh_pool: Callable[..., Pool]) -> None:
-    late, _ = fresh_pool(2).run(comes_too_late)
-    assert late.kind == "CollectiveTimeout"
-    assert late.seconds < LATE_S
 
 
 def of_arrays(rank: Rank) -> dict[str, bool]:

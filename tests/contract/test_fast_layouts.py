@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fast calls on tensors that are not simply contiguous: who makes them, and that tiles fit.
+"""Fast calls on tensors that are not simply contiguous: who makes them.
 
-test_fast_path.py has those on contiguous ones, test_noncontiguous.py the layouts by chance.
+test_fast_path.py has those on contiguous ones, test_noncontiguous.py the layouts by chance, and
+protocol/native/test_parts.cpp the copies of elements of each size.
 """
 
 from collections.abc import Callable
@@ -126,41 +127,3 @@ def others_parts(rank: Rank) -> list[str]:
 
 def test_the_part_of_another_rank(pools: Pools) -> None:
     assert pools(2).run(others_parts) == [[], []]
-
-
-# Around the tiles in which a transposed matrix is copied, and the pieces of long messages.
-SHAPES = ((1, 5), (5, 1), (7, 9), (31, 33), (32, 16), (33, 15), (64, 129), (130, 700), (3, 37, 70))
-DTYPES = ("uint8", "bfloat16", "float32", "int64", "complex64", "complex128")
-
-
-def transposed_sums(rank: Rank, dtype: str, world: int) -> list[str]:
-    """Return the sums of transposed views that are wrong, by plain torch; all numbers differ."""
-    problems = []
-    for shape in SHAPES:
-        numel = torch.Size(shape).numel()
-        order = (*range(len(shape) - 2), -1, -2)
-
-        def values(peer: int) -> torch.Tensor:
-            numbers = (torch.arange(numel) * 7 + peer) % 51  # noqa: B023
-            return numbers.reshape(shape).to(getattr(torch, dtype))  # noqa: B023
-
-        want = sum(values(peer) for peer in range(world))
-        assert isinstance(want, torch.Tensor)
-        for turn in range(3):
-            memory = values(rank.rank).permute(order).contiguous()
-            offset = memory.new_empty(memory.numel() + 1)[1:].reshape(memory.shape)
-            offset.copy_(memory)
-            tensor = offset.permute(order)
-            if turn == 2:
-                rank.comm.all_reduce(tensor, async_op=True).wait()
-            else:
-                rank.comm.all_reduce(tensor)
-            if not torch.equal(tensor, want):
-                problems.append(f"{shape} in turn {turn}")
-    return problems
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_transposed_by_tiles(pools: Pools, dtype: str, world: int) -> None:
-    assert pools(world).run(transposed_sums, dtype, world) == [[]] * world

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups beside the default one: subgroups, torch's process groups, their ends in any order."""
+"""Groups beside the default one: subgroups, and their ends in any order.
+
+Process groups of torch stand in torch/test_process_groups.py.
+"""
 
 import random
 import warnings
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
 import fastcoll
-from tests.support.calls import Call, Place, expected
 from tests.support.harness import Attempt, Pools, Rank, attempt
-from tests.support.perform import Result, Started, compare
 
 
 def sums(rank: Rank, groups: list[list[int]]) -> list[Any]:
@@ -96,13 +96,7 @@ def misuse(rank: Rank) -> dict[str, Attempt]:
     group.close()
     tensor = torch.ones(2)
     attempts = {
-        "no such rank": attempt(fastcoll.new_group, [0, 7]),
-        "empty": attempt(fastcoll.new_group, []),
-        "twice": attempt(fastcoll.new_group, [1, 1]),
         "differing": attempt(fastcoll.new_group, differing),
-        "no group": attempt(fastcoll.all_reduce, torch.ones(1), group="world"),
-        "no root": attempt(fastcoll.broadcast, torch.ones(1), 3),
-        "negative root": attempt(fastcoll.broadcast, torch.ones(1), -1),
         "closed": attempt(fastcoll.all_reduce, tensor, group=group),
         "closed method": attempt(group.barrier),
     }
@@ -114,13 +108,7 @@ def misuse(rank: Rank) -> dict[str, Attempt]:
 
 def test_mistakes_are_named_and_do_no_harm(pools: Pools) -> None:
     words = {
-        "no such rank": "7",
-        "empty": "ranks",
-        "twice": "twice",
         "differing": "new_group",
-        "no group": "process group",
-        "no root": "3",
-        "negative root": "-1",
         "closed": "destroyed",
         "closed method": "destroyed",
     }
@@ -129,24 +117,6 @@ def test_mistakes_are_named_and_do_no_harm(pools: Pools) -> None:
             one = attempts[name]
             assert one.kind == ("DesyncError" if name == "differing" else "UsageError"), one
             assert word in one.text
-
-
-def methods(rank: Rank) -> bool:
-    """The verbs as methods take torch's arguments without the group."""
-    comm, world = rank.comm, rank.world_size
-    part, whole = torch.full((2,), float(rank.rank)), torch.empty(2 * world)
-    comm.all_gather_into_tensor(whole, part)
-    gathered = whole.tolist() == [float(peer) for peer in range(world) for _ in range(2)]
-    comm.reduce_scatter_tensor(part, whole, dist.ReduceOp.MAX)
-    comm.barrier()
-    maximum = part.clone()
-    comm.all_reduce(maximum, op=dist.ReduceOp.PRODUCT, algorithm="chain")
-    comm.broadcast(part, src=world - 1)
-    return gathered and part.tolist() == [world - 1.0] * 2 and maximum.tolist() == [0.0] * 2
-
-
-def test_verbs_are_methods_too(pools: Pools) -> None:
-    assert pools(3).run(methods) == [True] * 3
 
 
 def fast_group(rank: Rank) -> list[Any]:
@@ -168,67 +138,6 @@ def fast_group(rank: Rank) -> list[Any]:
 def test_numerics_of_a_group(pools: Pools) -> None:
     wanted = [81.0, "UnsupportedError", "UnsupportedError"]
     assert pools(3).run(fast_group) == [wanted] * 3
-
-
-def torch_groups(rank: Rank, calls: list[Call], key: str) -> list[Any]:
-    """The same calls with group=<process group of torch>; also with a part of the ranks."""
-    dist.init_process_group(
-        "gloo",
-        store=dist.PrefixStore(key, rank.store),
-        rank=rank.rank,
-        world_size=rank.world_size,
-    )
-    try:
-        results: list[Any] = []
-        whole = dist.group.WORLD
-        for number in range(3):
-            tensor = torch.full((4,), float(rank.rank + number))
-            fastcoll.all_reduce(tensor, group=whole)
-            results.append(tensor[0].item())
-        part = dist.new_group([1, 2])
-        if rank.rank in (1, 2):
-            tensor = torch.full((4,), float(rank.rank))
-            fastcoll.broadcast(tensor, src=2, group=part)  # torch's meaning: the global rank
-            results.append(tensor[0].item())
-            outside = attempt(fastcoll.broadcast, tensor, src=0, group=part)
-            results.append(outside.kind == "UsageError" and "src=0" in outside.text)
-        other = dist.new_group()
-        fastcoll.all_reduce(tensor, dist.ReduceOp.MAX, other)
-        results.append(tensor[0].item())
-        fastcoll.barrier(other)
-        # One after the other: the default group's own calls, and gloo's.
-        dist.all_reduce(tensor, group=other)
-        results += [Started(rank.comm, call).result() for call in calls]
-    finally:
-        dist.destroy_process_group()
-    return results
-
-
-def test_process_groups_of_torch(pools: Pools) -> None:
-    calls = [Call("all_reduce", "float32", 50, places=(Place(),), seed=3)]
-    results = pools(3).run(torch_groups, calls, "torch groups")
-    for rank, row in enumerate(results):
-        assert row[:3] == [3.0, 6.0, 9.0]
-        assert row[3:-2] == ([2.0, True] if rank in (1, 2) else [])
-        assert row[-2] == 9.0
-    rows: list[list[Result]] = [row[-1:] for row in results]
-    assert not compare(calls, [expected(calls[0], 3)], rows)
-
-
-@pytest.mark.slow
-def test_many_torch_groups_one_after_another(pools: Pools) -> None:
-    for number in range(5):
-        assert len(pools(2).run(one_torch_group, f"torch {number}")) == 2
-
-
-def one_torch_group(rank: Rank, key: str) -> float:
-    store = dist.PrefixStore(key, rank.store)
-    dist.init_process_group("gloo", store=store, rank=rank.rank, world_size=rank.world_size)
-    tensor = torch.ones(3)
-    fastcoll.all_reduce(tensor, group=dist.group.WORLD)
-    dist.destroy_process_group()
-    assert tensor.tolist() == [float(rank.world_size)] * 3
-    return tensor[0].item()
 
 
 def wait_for_ages(rank: Rank) -> list[float]:

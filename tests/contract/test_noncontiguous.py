@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastcoll
-from tests.support import oracle
 from tests.support.calls import Call, expected, words_in
 from tests.support.draw import IN_RANK_ORDER, algorithms_of
 from tests.support.harness import Pools, Rank
@@ -208,23 +207,3 @@ def negated(rank: Rank, numel: int) -> list[float]:
 def test_a_sign_that_is_only_marked(pools: Pools, numel: int) -> None:
     wants = [float(-turn if turn % 2 else turn + 1) for turn in range(20)]
     assert pools(2).run(negated, numel) == [wants, wants]
-
-
-def strided_parts(rank: Rank, dtype: str) -> list[list[int]]:
-    """reduce_scatter from, and all_gather into, transposed matrices."""
-    world, kind = rank.world_size, getattr(torch, dtype)
-    source = (torch.arange(12 * world).reshape(2 * world, 6) % 7 + rank.rank).to(kind)
-    part = torch.zeros(6, 2, dtype=kind)
-    fastcoll.reduce_scatter_tensor(part.t(), source.t().contiguous().t(), group=rank.comm)
-    gathered = torch.zeros(6, 2 * world, dtype=kind)
-    fastcoll.all_gather_into_tensor(gathered.t(), part.t(), group=rank.comm)
-    whole = torch.zeros(2 * world, 6, dtype=kind)
-    fastcoll.all_reduce(source, group=rank.comm, out=whole)
-    return [gathered.t().double().flatten().tolist(), whole.double().flatten().tolist()]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int16", "float64", "uint8"])
-def test_scattering_and_gathering_transposed_matrices(pools: Pools, dtype: str) -> None:
-    assert dtype in oracle.DTYPES
-    for gathered, whole in pools(3).run(strided_parts, dtype):
-        assert gathered == whole

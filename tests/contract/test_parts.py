@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastcoll
-from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
+from tests.support.harness import Pools, Rank
 from tests.support.sites import Site, in_torch, without_gpu
 
 WORLD = 3
@@ -278,46 +278,6 @@ def test_large_parts_of_a_peer_at_any_address(pools: Pools) -> None:
     starts = [(0, 0), (33, 17)]
     for found in pools(2).run(large_parts_of_a_peer, starts):
         assert found == [True] * 4 * len(starts)
-
-
-def counts_differ(rank: Rank, form: str) -> list[Attempt]:
-    """Rank 1 gives rank 2 one element more than rank 2 expects."""
-    group = rank.comm.new_group(timeout_s=15)
-    gives, gets = [4] * rank.world_size, [4] * rank.world_size
-    if rank.rank == 1:
-        gives[2] = 5
-    ins, outs = torch.ones(sum(gives)), torch.ones(sum(gets))
-    if form == "list":
-        args: tuple[Any, ...] = (list(outs.split(gets)), list(ins.split(gives)))
-        attempts = [attempt(group.all_to_all, *args)]
-    else:
-        attempts = [attempt(group.all_to_all_single, outs, ins, gets, gives)]
-    attempts.append(attempt(group.barrier))
-    group.close()
-    return attempts
-
-
-@pytest.mark.parametrize("form", ["single", "list"])
-def test_counts_that_do_not_match_are_named_on_every_rank(pools: Pools, form: str) -> None:
-    for row in pools(4).run(counts_differ, form):
-        for one in row:
-            assert one.kind == "DesyncError", one
-            assert "rank 1 gives 5 elements to rank 2, which expects 4" in one.text
-            assert one.seconds < LATE_S
-
-
-def splits_on_one_rank(rank: Rank) -> Attempt:
-    group = rank.comm.new_group(timeout_s=15)
-    tensor, splits = torch.ones(4), [2, 2] if rank.rank else None
-    one = attempt(group.all_to_all_single, tensor.clone(), tensor, splits, splits)
-    group.close()
-    return one
-
-
-def test_split_sizes_on_some_ranks_only(pools: Pools) -> None:
-    for one in pools(2).run(splits_on_one_rank):
-        assert one.kind == "DesyncError"
-        assert "split sizes given" in one.text
 
 
 def numpy_shuffle(rank: Rank) -> list[float]:

@@ -160,35 +160,6 @@ def test_a_wrong_program_gives_a_wrong_result_and_a_missing_signal_an_error(
     assert run(silent) == {("CollectiveTimeout", False)}
 
 
-def malformed(rank: Rank, cases: Sequence[tuple[tuple[int, int, int], list[int]]]) -> list[str]:
-    return [attempt(rank.comm.add_program, 7, blocks, words).text for blocks, words in cases]
-
-
-def test_a_malformed_program_is_refused(pools: Any) -> None:
-    blocks = (2, 2, 2)
-    cases = [
-        ((0, 2, 2), [], "its blocks"),
-        ((2, 3, 3), [], "its blocks"),
-        ((2, 2, 513), [], "its blocks"),
-        (blocks, [4], "unknown kind"),
-        (blocks, [0, 1, 0], "ends inside"),
-        (blocks, [0, 1, 2, 2, 2, 0], "outside the message"),
-        (blocks, [0, 2, 2, 1, 2, 0], "outside the message"),
-        (blocks, [0, 1, 3, 0, 2, 0], "outside the message"),
-        (blocks, [0, 1, 2 << 2 | 2, 0, 2, 0], "outside the message"),
-        (blocks, [0, 1, 0, 0, 1 << 2 | 1, 0], "another rank's"),
-        (blocks, [0, 1, 0, 0, 0, 0], "another rank's"),
-        (blocks, [1, 1, 2, 0, 0], "number of sources"),
-        (blocks, [3, 2, 1], "a peer"),
-        (blocks, [2, 0], "number of signals"),
-    ]
-    found = pools(2).run(malformed, [case[:2] for case in cases])
-    for rank, texts in enumerate(found):
-        for text, (_, words, want) in zip(texts, cases, strict=True):
-            if not (rank == 0 and words == [0, 1, 0, 0, 0, 0]):  # its own, there
-                assert want in text
-
-
 # ---- the compiler ------------------------------------------------------------------------------
 
 

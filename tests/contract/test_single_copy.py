@@ -2,16 +2,13 @@
 """Large messages copied out of their owner's memory: right data, whoever may not, what goes wrong.
 
 An owner which does not wait for its readers is caught by `unawaited_readers` of
-tests/protocol/native/test_protocol.cpp.
+tests/protocol/native/test_protocol.cpp; one that dies is named in faults/test_fault_points.py.
 """
 
 import ctypes
 import errno
 import mmap
 import os
-import re
-import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -158,33 +155,6 @@ def test_memory_that_is_not_copied_for_others_is_staged(fresh_pool: FreshPool) -
     if isinstance(right[0], str):
         pytest.skip(f"this kernel gives no memory of that kind: {right[0]}")
     assert right == [True, True]
-
-
-def owner_dies(rank: Rank, gives: str, peer: int, takes: str) -> Attempt:
-    if rank.rank == 0:
-        return attempt(getattr(rank.comm, gives), torch.ones(NUMEL), peer)
-    time.sleep(1.0)  # by now the owner has arrived or made its offer, and its memory is gone
-    return attempt(getattr(rank.comm, takes), torch.zeros(NUMEL), 0)
-
-
-@pytest.mark.parametrize(
-    ("gives", "peer", "takes", "text"),
-    [
-        ("broadcast", 0, "broadcast", "ended|was killed by signal 9"),
-        ("send", 1, "recv", r"recv\(float32"),
-    ],
-)
-def test_an_owner_that_died_is_named(
-    fresh_pool: FreshPool, gives: str, peer: int, takes: str, text: str
-) -> None:
-    pool = fresh_pool(2, ALWAYS)
-    pool.start(owner_dies, gives, peer, takes)
-    time.sleep(0.5)
-    os.kill(pool.pids[0], signal.SIGKILL)
-    found: Any = pool.collect(ranks=[1])[0].value
-    assert found.kind == "PeerLostError"
-    assert found.ranks == (0,)
-    assert re.search(text, found.text)
 
 
 def sends_in_turns(rank: Rank, turns: int) -> list[int]:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Symmetric tensors: made, mixed with private ones, freed in any order, and their memory reused."""
+"""Symmetric tensors: made, freed in any order, and their memory reused.
+
+Calls that mix them with private ones stand in test_values.py.
+"""
 
 import gc
 import random
@@ -13,10 +16,7 @@ import torch
 
 import fastcoll
 from tests.support import oracle
-from tests.support.calls import Call, Place
-from tests.support.draw import ALGORITHMS, IN_ANY_ORDER, algorithms_of
 from tests.support.harness import Attempt, Pools, Rank, attempt
-from tests.support.perform import check
 
 MEBIBYTE = 1 << 20
 
@@ -45,61 +45,6 @@ def test_they_are_tensors_like_others(pools: Pools) -> None:
     for facts in pools(2).run(make_all_kinds):
         assert len(facts) > 60
         assert all(facts)
-
-
-@pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_any_mix_of_places(pools: Pools, world: int, algorithm: str) -> None:
-    """Each rank passes another kind of memory at another offset."""
-    rng = random.Random(world)
-    kinds = ["symmetric", "private", "strided", "symmetric"]
-    calls = []
-    for verb in ("all_reduce", "reduce_scatter"):
-        if algorithm not in algorithms_of(verb):
-            continue
-        for dtype, numel in (
-            ("float32", 5),
-            ("float32", 700),
-            ("bfloat16", 9001),
-            ("int64", 30_000),
-        ):
-            numerics = None
-            if algorithm in IN_ANY_ORDER and oracle.order_matters(dtype, "SUM"):
-                numerics = "fast"
-            for seed in range(4):
-                spots = tuple(
-                    Place(
-                        kind,
-                        rng.randrange(9),
-                        kind != "strided" and rng.random() < 0.5,
-                        Place(rng.choice(kinds), rng.randrange(9)),
-                    )
-                    for kind in rng.sample(kinds, world)
-                )
-                calls.append(Call(verb, dtype, numel, "SUM", algorithm, numerics, 0, spots, seed))
-    check(pools(world), calls)
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_moves_of_any_mix_of_places(pools: Pools, world: int) -> None:
-    rng = random.Random(world)
-    calls = [
-        Call(
-            verb,
-            "float32",
-            numel,
-            root=rng.randrange(world),
-            places=tuple(
-                Place(rng.choice(["symmetric", "private"]), rng.randrange(9), rng.random() < 0.5)
-                for _ in range(world)
-            ),
-            seed=seed,
-        )
-        for verb in ("all_gather", "broadcast")
-        for numel in (1, 33, 5000, 70_001)
-        for seed in range(5)
-    ]
-    check(pools(world), calls)
 
 
 def churn(rank: Rank, seed: int, rounds: int) -> int:
@@ -160,20 +105,27 @@ def test_a_block_is_not_reused_before_every_rank_let_it_go(pools: Pools) -> None
         assert reused_later
 
 
-def disagree(rank: Rank) -> Attempt:
-    one = attempt(fastcoll.empty, 100 + rank.rank)
-    tensor = fastcoll.zeros(3)
-    tensor += 1
-    fastcoll.all_reduce(tensor)
-    assert tensor.tolist() == [rank.world_size] * 3
-    return one
+def of_sizes(rank: Rank, sizes: list[int]) -> Attempt:
+    found = attempt(rank.comm.empty, sizes[rank.rank], dtype=torch.uint8)
+    tensor = rank.comm.empty(1000).fill_(1)
+    rank.comm.all_reduce(tensor)
+    assert (tensor == rank.world_size).all()
+    return found
 
 
-def test_different_sizes_are_refused_and_the_group_lives(pools: Pools) -> None:
-    for one in pools(2).run(disagree):
-        assert one.kind == "DesyncError"
-        assert "400" in one.text
-        assert "404" in one.text
+@pytest.mark.parametrize(
+    ("nodes", "sizes"), [("aa", [8, 16]), ("aabb", [8, 8, 16, 16]), ("aabb", [8, 8, 8, 16])]
+)
+def test_different_sizes_are_refused_and_the_group_lives(
+    pools: Pools, clusters: Pools, nodes: str, sizes: list[int]
+) -> None:
+    """On one node, between nodes, and on one node of several."""
+    pool = pools(2) if nodes == "aa" else clusters(nodes)
+    told = ", ".join(f"rank {rank}: {size}" for rank, size in enumerate(sizes))
+    for one in pool.run(of_sizes, sizes):
+        assert one.kind == "DesyncError", one
+        assert told in one.text
+        assert "can still be used" in one.text
 
 
 def use_elsewhere(rank: Rank) -> list[float]:

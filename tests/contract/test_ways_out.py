@@ -10,10 +10,7 @@ import torch
 import fastcoll
 from fastcoll.calls.arrays import view
 from tests.support.harness import Rank, attempt
-from tests.support.sites import EACH_KIND, Site, at, each_kind, in_torch
-
-# torch.distributed gives its own handles.
-of_fastcoll = at([param for param in EACH_KIND if not in_torch(param.values[0])])
+from tests.support.sites import Site, each_kind, of_fastcoll
 
 
 def to_itself(rank: Rank, numel: int) -> list[Any]:

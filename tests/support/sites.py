@@ -305,6 +305,13 @@ def at(sites: Sequence[Any]) -> pytest.MarkDecorator:
 
 WITHOUT_GPU = [param for param in SITES if not param.values[0].has_gpus]
 WITH_GPU = [param for param in SITES if param.values[0].has_gpus]
+
+
+def in_torch(site: Site) -> bool:
+    """Return whether a site's calls are those of torch.distributed."""
+    return site.in_group is on_torch
+
+
 # One site of each kind where programs run, for promises that don't depend on the ranks' number.
 EACH_KIND = [
     param
@@ -314,8 +321,5 @@ EACH_KIND = [
 
 
 without_gpu, with_gpu, each_kind = at(WITHOUT_GPU), at(WITH_GPU), at(EACH_KIND)
-
-
-def in_torch(site: Site) -> bool:
-    """Return whether a site's calls are those of torch.distributed."""
-    return site.in_group is on_torch
+# Those whose calls, handles and operations are fastcoll's own.
+of_fastcoll = at([param for param in EACH_KIND if not in_torch(param.values[0])])
