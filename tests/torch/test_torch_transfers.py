@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends and receives through torch.distributed, on both kinds of its backend "fastcoll"."""
+"""Transfers of torch.distributed that fail, and those that only torch's groups have.
+
+Transfers that succeed stand in contract/test_p2p.py, for every kind of group.
+"""
 
 import contextlib
+import gc
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,24 +15,131 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fastcoll.api.groups import communicator_of
 from fastcoll.integrations.torch_group import FastcollProcessGroup
-from tests.support import transfers
 from tests.support.backends import COMPILE_S, on_backend, same
-from tests.support.harness import LATE_S, Pool, Rank, attempt
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
 
 Pools = Callable[[int], Pool]
+LARGE = 1 << 20  # more than a sender can put down without its receiver
+
+
+def any_source(rank: Rank) -> list[Any]:
+    """Receive from any source, in a group whose ranks have other names in the world."""
+    me, last = rank.rank, rank.world_size - 1
+    group = dist.new_group([1, 0] if last == 1 else [last, 1])
+    results = []
+    if me == last:
+        expected = {}
+        for tag in (7, 5):
+            tensor = torch.empty(2)
+            source = dist.recv(tensor, group=group, tag=tag)
+            expected[tag] = (source, tensor)
+        work = dist.irecv(torch.empty(2), group=group)
+        work.wait()
+        results = [expected[5], expected[7], work._source_rank()]
+    elif me in dist.get_process_group_ranks(group):
+        for work in [
+            dist.isend(torch.full((2,), float(tag)), last, group, tag) for tag in (5, 7, 0)
+        ]:
+            assert work is not None
+            work.wait()
+    dist.barrier()
+    return results
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_of_a_group_as_on_gloo(backend_pools: Pools, world: int) -> None:
-    ours = backend_pools(world).run(on_backend, "fastcoll", transfers.any_source)
-    assert same(ours, backend_pools(world).run(on_backend, "gloo", transfers.any_source))
+    ours = backend_pools(world).run(on_backend, "fastcoll", any_source)
+    assert same(ours, backend_pools(world).run(on_backend, "gloo", any_source))
 
 
-@pytest.mark.parametrize("name", ["wrong_by_itself", "other_types", "left_open", "nobody_sends"])
-def test_errors_keep_their_type(backend_pools: Pools, name: str) -> None:
-    rows = backend_pools(2).run(on_backend, "fastcoll", getattr(transfers, name))
-    transfers.check_errors(name, rows)
+def wrong_by_itself(rank: Rank) -> list[Attempt]:
+    """Make transfers that are refused before a byte is sent; the group goes on."""
+    peer, group = 1 - rank.rank, dist.group.WORLD
+    assert group is not None
+    tensor = torch.ones(4)
+    seen = [
+        attempt(dist.isend, tensor, peer, tag=-1),
+        attempt(group.send, [tensor], 2, 0),
+        attempt(group.recv, [tensor], -1, 0),
+        attempt(dist.irecv, torch.ones(1).expand(4), peer),
+    ]
+    works = [dist.isend(tensor * rank.rank, peer), dist.irecv(tensor, peer)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    assert tensor[0] == peer
+    return seen
+
+
+def test_wrong_transfers_are_refused_and_do_no_harm(backend_pools: Pools) -> None:
+    for row in backend_pools(2).run(on_backend, "fastcoll", wrong_by_itself):
+        for word, one in zip(("tag=-1", "dst=2", "src=-1", "expanded"), row, strict=True):
+            assert one.kind == "UsageError", one
+            assert word in one.text, one
+
+
+def other_types(rank: Rank) -> list[Attempt]:
+    """Receive another dtype than is sent: a waiting rank gets the error from every question."""
+    peer, group = 1 - rank.rank, dist.new_group()
+    if rank.rank == 0:
+        work = dist.isend(torch.ones(LARGE), peer, group)
+    else:
+        work = dist.irecv(torch.ones(LARGE, dtype=torch.int32), peer, group)
+    assert work is not None
+    seen = [attempt(work.wait), attempt(work.wait), attempt(work.result)]
+    future = work.get_future()
+    seen += [attempt(future.wait), attempt(future.wait)]
+    error = work.exception()
+    assert work.is_completed()
+    assert not work.is_success()
+    seen.append(Attempt(type(error).__name__, str(error), 0))
+    seen += [attempt(dist.isend, torch.ones(1), peer, group), attempt(dist.barrier, group)]
+    dist.barrier()  # no rank leaves before
+    return seen
+
+
+def test_errors_keep_their_type(backend_pools: Pools) -> None:
+    for row in backend_pools(2).run(on_backend, "fastcoll", other_types):
+        for one in row:
+            assert one.kind == "DesyncError", one
+            assert "float32 to rank 1, which receives" in one.text
+            assert "int32" in one.text
+            assert one.seconds < LATE_S, one
+
+
+def left_open(rank: Rank) -> list[Attempt]:
+    """Destroy a group with an open receive, whose handle keeps the parts that it needs."""
+    group = dist.new_group()
+    comm = weakref.ref(communicator_of(group))  # type: ignore[arg-type]
+    work = dist.irecv(torch.ones(4), rank.rank, group)  # from itself, which does not leave earlier
+    dist.barrier()
+    dist.destroy_process_group(group)
+    del group
+    assert work is not None
+    seen = [attempt(work.wait), attempt(work.wait)]
+    while (kept := comm()) is not None and kept._transfers._has_thread:  # that lets go of it, too
+        del kept
+        time.sleep(0.01)
+    del kept
+    gc.collect()
+    assert comm() is not None
+    del work
+    end = time.monotonic() + LATE_S
+    while comm() is not None and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    assert comm() is None
+    return seen
+
+
+def test_a_group_may_end_under_a_receive(backend_pools: Pools) -> None:
+    for row in backend_pools(2).run(on_backend, "fastcoll", left_open):
+        for one in row:
+            assert one.kind == "UsageError", one
+            assert "destroyed before the transfer was complete" in one.text
+            assert one.seconds < LATE_S, one
 
 
 def goes_on_after(rank: Rank) -> list[float]:
