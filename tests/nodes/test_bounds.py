@@ -24,8 +24,9 @@ from tests.support.calls import REDUCTIONS, Call
 from tests.support.harness import Pool, Rank
 from tests.support.sites import across
 
-SLOW = pytest.mark.slow
-MAPS = ("aabb", "aaab", pytest.param("abc", marks=SLOW), pytest.param("aabbcc", marks=SLOW))
+LONG, SLOW = pytest.mark.long, pytest.mark.slow
+MAPS = ["aabb", pytest.param("aaab", marks=LONG)]
+MAPS += [pytest.param(nodes, marks=SLOW) for nodes in ("abc", "aabbcc")]
 HALVES, WIDE = ("float16", "bfloat16"), ("float32", "float64")
 NUMEL = 50_001  # beyond a packet: what travels in one has the same bits
 OPS = ("SUM", "PRODUCT")
@@ -86,7 +87,6 @@ def check_bounds(pool: Pool, nodes: str, dtype: str) -> None:
                 assert (whole != once).any(), f"{verb} {op}: rounded once, not by the carrier"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("nodes", MAPS)
 @pytest.mark.parametrize("dtype", [*HALVES, *WIDE])
 def test_results_are_within_the_stated_bound(clusters: Clusters, nodes: str, dtype: str) -> None:

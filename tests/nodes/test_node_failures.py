@@ -24,22 +24,6 @@ def cluster(fresh_pool: FreshPool, nodes: str = "aabb", timeout_s: float = TIMEO
     return fresh_pool(len(nodes), Setup(nodes=nodes, timeout_s=timeout_s))
 
 
-def split_sizes(rank: Rank) -> Attempt:
-    sizes = [1, 1, 1, 1]
-    expected = [1, 1, 1, 1 + (rank.rank == 0)]
-    target, source = torch.empty(sum(expected)), torch.ones(4)
-    return attempt(rank.comm.all_to_all_single, target, source, expected, sizes)
-
-
-@pytest.mark.slow
-def test_split_sizes_that_do_not_fit_are_seen(fresh_pool: FreshPool) -> None:
-    found = cluster(fresh_pool).run(split_sizes)
-    assert {one.kind for one in found} == {"DesyncError"}, found
-    assert len({one.text for one in found}) == 1, found
-    assert "rank 3 gives rank 0 4 bytes" in found[0].text
-    assert "expects 8" in found[0].text
-
-
 def counts_without(rank: Rank, absent: int, limit_s: float) -> Attempt:
     """One rank leaves an all_to_all in whose middle sizes are told, once all have agreed on it."""
 

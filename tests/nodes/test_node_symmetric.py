@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Symmetric tensors over nodes: what one node lacks, and sizes that differ, all ranks hear of."""
+"""Symmetric tensors over nodes: all ranks hear of what one node lacks; groups that end."""
 
 import resource
 from collections.abc import Callable
@@ -57,37 +57,6 @@ def test_all_ranks_hear_of_a_limit_of_one_rank(fresh_pool: FreshPool) -> None:
             assert "rank 1" in one.text
             assert "RLIMIT_FSIZE is 1048576" in one.text
             assert one.seconds < LATE_S, one
-
-
-def of_sizes(rank: Rank, sizes: list[int]) -> Attempt:
-    found = attempt(rank.comm.empty, sizes[rank.rank], dtype=torch.uint8)
-    still_works(rank)
-    return found
-
-
-def test_all_ranks_hear_of_sizes_that_differ(fresh_pool: FreshPool) -> None:
-    pool = fresh_pool(4, Setup(nodes="aabb"))
-    for sizes in ([8, 8, 16, 16], [8, 8, 8, 16]):  # between nodes, and on one
-        told = ", ".join(f"rank {rank}: {size}" for rank, size in enumerate(sizes))
-        for one in pool.run(of_sizes, sizes):
-            assert one.kind == "DesyncError", one
-            assert told in one.text
-            assert "can still be used" in one.text
-
-
-def wrong_then_right(rank: Rank) -> list[str]:
-    kinds = [
-        attempt(rank.comm.empty, -1).kind,
-        attempt(rank.comm.empty, 3, dtype=torch.float8_e8m0fnu).kind,
-    ]
-    still_works(rank)
-    return kinds
-
-
-def test_arguments_that_are_wrong_are_the_ranks_own(fresh_pool: FreshPool) -> None:
-    """Nobody else has to call for it."""
-    for found in fresh_pool(3, Setup(nodes="aab")).run(wrong_then_right):
-        assert found == ["UsageError", "UnsupportedError"]
 
 
 def broken_meanwhile(rank: Rank) -> Attempt:

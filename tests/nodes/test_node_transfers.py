@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends and receives over nodes: failures, and many tags; contract/test_p2p.py has the others."""
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,28 +61,6 @@ def test_a_send_that_nobody_takes_ends_at_the_limit(fresh_pool: FreshPool) -> No
     assert max(one.seconds for one in found) < LIMIT_S
 
 
-def waits_for_the_dead(rank: Rank) -> Attempt:
-    tensor = torch.ones(4)
-    if rank.rank == 1:
-        rank.comm.send(tensor, 0)
-        time.sleep(60)
-    if rank.rank == 0:
-        rank.comm.recv(tensor, 1)
-        return attempt(rank.comm.recv, tensor, 1)
-    return attempt(rank.comm.barrier)
-
-
-def test_a_dead_sender_is_named(fresh_pool: FreshPool) -> None:
-    pool = cluster(fresh_pool)
-    pool.start(waits_for_the_dead)
-    time.sleep(0.5)
-    os.kill(pool.pids[1], signal.SIGKILL)
-    for one in pool.collect():
-        if one.rank != 1:
-            assert one.value.kind == "PeerLostError", one.value
-            assert one.value.ranks == (1,)
-
-
 def leaves_its_node(rank: Rank) -> Attempt | None:
     with rank.comm.new_group() as group:
         group.all_reduce(torch.ones(3))
@@ -96,19 +72,6 @@ def test_a_transfer_that_fails_in_a_node_is_named(clusters: Clusters) -> None:
     assert (found.kind, found.ranks) == ("PeerLostError", (1,))
     assert found.text.startswith('transfer in group "'), found.text
     assert "recv(float32, numel=4, src=1" in found.text
-
-
-def closed_under_a_receive(rank: Rank) -> str:
-    group = rank.comm.new_group()
-    late = group.irecv(torch.ones(4), 0 if rank.rank else 1)
-    group.close()
-    kind = attempt(late.wait).kind
-    rank.comm.barrier()
-    return kind
-
-
-def test_closing_ends_a_receive(fresh_pool: FreshPool) -> None:
-    assert cluster(fresh_pool).run(closed_under_a_receive) == ["UsageError"] * 3
 
 
 # ---- many tags -----------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that only several nodes have: segments, carriers' sums, subgroups.
+"""Calls that only several nodes have: segments, a group's own numerics, subgroups.
 
 The verbs themselves stand in contract/test_values.py.
 """
@@ -8,19 +8,16 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
 
-from tests.support import oracle
-from tests.support.calls import MOVES, ROOTED, Call, expected
+from tests.support.calls import MOVES, ROOTED, Call
 from tests.support.harness import Pool, Rank
-from tests.support.perform import compare, perform_all
-from tests.support.sites import across, ranks_by_node
+from tests.support.perform import perform_all
+from tests.support.sites import across
 
 Clusters = Callable[[str], Pool]
-SLOW = pytest.mark.slow
 LARGE_SIZE = 700_001  # several segments, and no lane's chunk is whole
 
 
@@ -42,34 +39,6 @@ def test_messages_of_several_segments(clusters: Clusters, nodes: str) -> None:
     across(nodes).on(clusters(nodes)).check(in_segments())
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("nodes", ["aabb", pytest.param("abc", marks=SLOW)])
-def test_half_types_are_fast_within_their_bound(clusters: Clusters, nodes: str, dtype: str) -> None:
-    """The bound is the one that HierarchicalCommunicator states; the bits differ somewhere."""
-    form, world, num_nodes = oracle.FLOATS[dtype], len(nodes), len(set(nodes))
-    call = Call("all_reduce", dtype, 50_000, numerics=None, seed=3)
-    results = clusters(nodes).run(perform_plain, dtype, call.numel)
-    inputs = np.array([plain(dtype, call.numel, rank) for rank in range(world)])
-    exact, scale = inputs.astype(np.float64).sum(0), np.abs(inputs).astype(np.float64).sum(0)
-    bound = (num_nodes + 1) * 2.0 ** -(form.mantissa_bits + 1) * scale
-    for result in results:
-        assert (np.abs(result - exact) <= bound).all()
-        assert (result == results[0]).all()
-    once = torch.tensor(exact).to(getattr(torch, dtype)).double().numpy()
-    assert (results[0] != once).any(), "the carrier did not reduce"
-
-
-def plain(dtype: str, numel: int, rank: int) -> np.ndarray:
-    numbers = np.random.default_rng(rank).standard_normal(numel)
-    return torch.tensor(numbers).to(getattr(torch, dtype)).double().numpy()
-
-
-def perform_plain(rank: Rank, dtype: str, numel: int) -> np.ndarray:
-    tensor = torch.tensor(plain(dtype, numel, rank.rank)).to(getattr(torch, dtype))
-    rank.comm.all_reduce(tensor)
-    return tensor.double().numpy()
-
-
 def perform_in_fast_group(rank: Rank, calls: list[Call]) -> list[Any]:
     """Make calls in a group whose own promise is less; also what its node was asked for."""
     with rank.comm.new_group(numerics="fast") as group:
@@ -87,33 +56,13 @@ def perform_in_fast_group(rank: Rank, calls: list[Call]) -> list[Any]:
 
 
 def test_a_call_may_ask_a_fast_group_for_the_same_bits(clusters: Clusters) -> None:
-    pool, nodes = clusters("aaab"), ranks_by_node("aaab")
     calls = [
         Call(verb, "float32", numel, "SUM", numerics="same_bits", seed=numel)
         for verb in ("all_reduce", "reduce_scatter", "reduce")
         for numel in (1001, LARGE_SIZE)
     ]
-    pool.start(perform_in_fast_group, calls)
-    wants = [expected(call, 4, nodes) for call in calls]
-    assert compare(calls, wants, pool.finish()) == []
-
-
-def check_uneven(comm: Any) -> None:
-    """Lists and split sizes, whose parts differ from rank to rank."""
-    me, world = comm.rank, comm.world_size
-    for scale in (1, 3000):
-        outs = [torch.zeros(scale * (peer + 1)) for peer in range(world)]
-        comm.all_gather(outs, torch.full((scale * (me + 1),), float(me)))
-        assert all((out == peer).all() for peer, out in enumerate(outs))
-        sizes = [[scale * ((src + 2 * dst) % 3) for dst in range(world)] for src in range(world)]
-        source = torch.cat(
-            [torch.full((size,), 10.0 * me + dst) for dst, size in enumerate(sizes[me])]
-        )
-        expected = [row[me] for row in sizes]
-        target = torch.zeros(sum(expected))
-        comm.all_to_all_single(target, source, expected, sizes[me])
-        want = [torch.full((size,), 10.0 * src + me) for src, size in enumerate(expected)]
-        assert torch.equal(target, torch.cat(want))
+    site = dataclasses.replace(across("aaab"), perform=perform_in_fast_group)
+    site.on(clusters("aaab")).check(calls)
 
 
 def subgroups(rank: Rank) -> list[str]:

@@ -151,50 +151,6 @@ def test_on_one_node_it_changes_nothing(pools: Any) -> None:
     assert all(all(row) for row in pools(2).run(on_one_node))
 
 
-def bad_calls(rank: Rank) -> list[Attempt]:
-    comm = rank.comm
-    attempts = [
-        attempt(comm.all_reduce, torch.ones(4), wire="int4"),
-        attempt(comm.all_reduce, torch.ones(4), wire=8),
-        attempt(comm.all_reduce, torch.ones(4), "max", wire="int8"),
-        attempt(comm.all_reduce, torch.ones(4, dtype=torch.float64), wire="int8"),
-        attempt(comm.all_reduce, torch.ones(4, dtype=torch.int32), wire="fp8"),
-        attempt(comm.all_reduce, torch.ones(4).to(torch.float8_e4m3fn), wire="fp8"),
-        attempt(comm.all_reduce, torch.ones(4, dtype=torch.bfloat16), wire="bf16"),
-        attempt(comm.reduce_scatter_tensor, torch.ones(1), torch.ones(4), wire="zip"),
-        attempt(comm.all_reduce_coalesced, [torch.ones(1).bool()], wire="int8"),
-    ]
-    comm.barrier()
-    return attempts
-
-
-BAD = [
-    ("UsageError", 'wire must be one of "bf16", "int8", "fp8" or None, not \'int4\''),
-    ("UsageError", "not 8"),
-    ("UnsupportedError", 'wire="int8" works for SUM and AVG, not for MAX'),
-    ("UnsupportedError", "works for float32, float16, bfloat16, not for float64"),
-    ("UnsupportedError", "not for int32"),
-    ("UnsupportedError", "not for float8_e4m3fn"),
-    ("UnsupportedError", 'wire="bf16" saves no bytes of bfloat16'),
-    ("UsageError", "not 'zip'"),
-    ("UnsupportedError", "tensor 0 of the list: wire"),
-]
-
-
-@pytest.mark.parametrize("place", ["one node", "two nodes"])
-def test_a_wrong_format_is_told_before_anything_is_sent(
-    pools: Any, clusters: Clusters, place: str
-) -> None:
-    pool = pools(2) if place == "one node" else clusters("aabb")
-    world = 2 if place == "one node" else 4
-    for row in pool.run(bad_calls):
-        if world == 2:  # 4 elements are two parts of 2, not of 1
-            row[7] = Attempt("UsageError", "not 'zip'", 0)
-        assert [one.kind for one in row] == [kind for kind, _ in BAD]
-        for one, (_, text) in zip(row, BAD, strict=True):
-            assert text in one.text
-
-
 def one_format_each(rank: Rank, numel: int) -> Attempt:
     """The ranks of node b have another format."""
     with rank.comm.new_group(timeout_s=15) as group:
