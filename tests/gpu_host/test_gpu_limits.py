@@ -18,6 +18,7 @@ from tests.gpu_host.test_gpu_host import agree_terms, hello
 from tests.support.gpu import needs_gpu_part
 from tests.support.harness import Pools, Rank
 from tests.support.sites import group_on_fake_gpu
+from tests.support.waiting import wait_until
 
 LATE_S = 20.0
 
@@ -121,13 +122,6 @@ class Group:
         self.looks.append(threading.current_thread().name)
         if self.is_broken:
             raise PeerLostError("rank 1 is gone")
-
-
-def wait_until(condition: Any) -> None:
-    end = time.monotonic() + LATE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @needs_gpu_part

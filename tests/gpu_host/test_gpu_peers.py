@@ -22,10 +22,7 @@ from fastcoll.measure.library import IN_GRAPH, Library, WorkerConfig
 from fastcoll.measure.pattern import make_cell
 from tests.gpu_host.fake_event import Graph, use_fake_events
 
-ROOT = Path(__file__).parents[2]
 CELL = make_cell("all_reduce", "float32", "sum", 64, 1)
-NCCL = ("nccl_default", "nccl_nowin", "nccl_window")
-SYMM_MEM = ("symm_one_shot", "symm_two_shot", "symm_multimem")
 
 
 def config(library: str = "", world_size: int = 1, rank: int = 0, store: str = "") -> WorkerConfig:

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of GPUs in a tuning table: what they decide, which are refused, and whose they are."""
 
-import copy
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fastcoll import _C
-from fastcoll.choose import TuningTable, algorithms, read_table, select, tuning
+from fastcoll.choose import TuningTable, algorithms, select, tuning
 from fastcoll.choose.algorithms.shared import CPU
 from fastcoll.choose.table import validate
-from fastcoll.errors import UsageError
 from fastcoll.machine import gpu
 from fastcoll.measure.tune import make_document
 from fastcoll.types import Algorithm, DType, Verb
@@ -27,7 +22,6 @@ from tests.gpu_host.gpu_rows import (
     part,
     row_request,
 )
-from tests.support.damage import damaged
 from tests.support.gpu import needs_gpu_part
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -81,51 +75,6 @@ def test_rows_of_gpus_say_nothing_of_cpus() -> None:
 
 def make_document_of_cpus() -> Json:
     return make_document([], is_complete=True, fallback=CPU)
-
-
-def identity_of(document: Json) -> Json:
-    return {name: document[name] for name in ("build", "machine")}
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "text"),
-    [
-        (("rows", 1), ROWS[0], r"\.gpu\.rows\[1\]: measured twice"),
-        (("rows", 0, "algorithm"), "single_copy", r"\.gpu\.rows\[0\]\.algorithm"),
-        (("rows", 0, "num_channels"), 65, r"\.gpu\.rows\[0\]\.num_channels"),
-        (("rows", 0, "ranks_are"), "fibers", r"\.gpu\.rows\[0\]\.ranks_are"),
-        (("machine", "names"), [], r"\.gpu\.machine\.names"),
-        (("is_complete",), "yes", r"\.gpu\.is_complete"),
-    ],
-)
-def test_bad_rows_of_gpus_are_refused_with_the_reason(
-    path: tuple[Any, ...], value: Any, text: str, tmp_path: Path
-) -> None:
-    changed = copy.deepcopy(document())
-    place = changed["gpu"]
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
-    file = tmp_path / "table.json"
-    file.write_text(json.dumps(changed))
-    with pytest.raises(UsageError, match=text):
-        read_table(file, identity_of(changed))
-
-
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_a_damaged_table_is_read_or_refused(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    file = tmp_path_factory.getbasetemp() / "damaged-gpu.json"
-    file.write_text(json.dumps(damaged(data, document())))
-    try:
-        table = read_table(file, identity_of(document()))
-    except UsageError:
-        return
-    _C.Plan(*select(row_request(num_channels=0), algorithms.ALL, table).plan.args())
-    table.measured(row_request(), "nccl")
 
 
 # ---- whose it is ---------------------------------------------------------------------------------

@@ -37,9 +37,6 @@ def carried_out(verb: str, given: Sequence[Array]) -> list[Array]:
     return results[verb]()
 
 
-LINEAR = [*ALIKE, "reduce_scatter", "reduce_scatter AVG", "all_to_all", "sendrecv"]
-
-
 def linear_verbs(rank: int, world_size: int) -> dict[str, Callable[[Any], Any]]:
     import fastcoll
     from fastcoll import jax as fj

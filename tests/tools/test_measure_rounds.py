@@ -14,7 +14,7 @@ from fastcoll.measure.pattern import Cell, make_cell
 from fastcoll.measure.pool import NotMeasured, Pool
 from fastcoll.measure.protocol import Reply, prepare_command
 from fastcoll.measure.rounds import measure_cell
-from fastcoll.measure.timer import Budget
+from fastcoll.measure.timer import Budget, median_interval, rounds_interval
 from fastcoll.measure.worker import Worker
 from fastcoll.native import _C
 from tests.support.harness import Pools, Rank
@@ -232,3 +232,16 @@ def test_settings_reach_the_result_without_the_folder(tmp_path: Path) -> None:
     document = settings.document()
     assert "mpi_dir" not in document
     assert document["region_bytes"] > 0
+
+
+def test_a_round_counts_once_in_the_interval_of_rounds() -> None:
+    far = [10.0] * 4  # a round in another state of the machine
+    near = [1.0, 1.1, 0.9, 1.0]
+    assert rounds_interval(far + near * 7, 8) == (1.0, 1.0)
+    assert rounds_interval(far * 3 + near * 5, 8) == (1.0, 10.0)
+    assert rounds_interval([3.0, 1.0, 2.0], 8) == (1.0, 3.0)
+
+
+def test_the_median_lies_in_its_interval() -> None:
+    assert median_interval(range(1, 101)) == (41, 60)
+    assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)

@@ -27,10 +27,11 @@ from fastcoll.measure.pool import Pool
 from fastcoll.measure.regret import is_good, judge, run_regret
 from fastcoll.measure.results import validate
 from fastcoll.measure.rounds import Outcome
-from fastcoll.measure.timer import median_interval, rounds_interval
+from fastcoll.measure.timer import rounds_interval
 from fastcoll.measure.tune import make_document, write_table
 from fastcoll.measure.variants import VERBS, Points, Variant, request_of, variants_of
 from fastcoll.types import Algorithm, DType, Op, Request, Verb
+from tests.gpu_host import gpu_rows
 from tests.support.damage import damaged
 from tests.unit.test_select import requests
 
@@ -62,7 +63,8 @@ ROWS = [
 
 
 def document(rows: list[dict[str, Any]] = ROWS) -> dict[str, Any]:
-    return make_document(rows, is_complete=True, fallback=COSTS)
+    of_cpus = make_document(rows, is_complete=True, fallback=COSTS)
+    return of_cpus | {"gpu": gpu_rows.part(gpu_rows.ROWS)}
 
 
 def request(size_bytes: int, **fields: Any) -> Request:
@@ -234,6 +236,12 @@ def test_a_table_comes_back_as_it_was_written(tmp_path: Path) -> None:
         (("rows", 1), ROWS[0], r"\.rows\[1\]: measured twice"),
         (("costs", "flag_us"), "fast", r"\.costs\.flag_us"),
         (("schema",), "fastcoll-tuning-0", r"\.schema"),
+        (("gpu", "rows", 1), gpu_rows.ROWS[0], r"\.gpu\.rows\[1\]: measured twice"),
+        (("gpu", "rows", 0, "algorithm"), "single_copy", r"\.gpu\.rows\[0\]\.algorithm"),
+        (("gpu", "rows", 0, "num_channels"), 65, r"\.gpu\.rows\[0\]\.num_channels"),
+        (("gpu", "rows", 0, "ranks_are"), "fibers", r"\.gpu\.rows\[0\]\.ranks_are"),
+        (("gpu", "machine", "names"), [], r"\.gpu\.machine\.names"),
+        (("gpu", "is_complete"), "yes", r"\.gpu\.is_complete"),
     ],
 )
 def test_a_table_that_is_not_ours_is_refused_with_the_reason(
@@ -273,6 +281,7 @@ def test_a_damaged_table_is_read_or_refused(
     except UsageError:
         return
     _C.Plan(*select(request(1 << 18), algorithms.ALL, table).plan.args())
+    table.measured(gpu_rows.row_request(), "nccl")
 
 
 def test_the_fit_finds_planted_constants() -> None:
@@ -377,16 +386,3 @@ def test_regret_judges_every_verb_that_has_a_choice(
     for path, wrong in (("rows", []), ("no_choice", [{"only": "direct"}])):
         with pytest.raises(jsonschema.ValidationError):
             validate(document | {path: wrong})
-
-
-def test_a_round_counts_once_in_the_interval_of_rounds() -> None:
-    far = [10.0] * 4  # a round in another state of the machine
-    near = [1.0, 1.1, 0.9, 1.0]
-    assert rounds_interval(far + near * 7, 8) == (1.0, 1.0)
-    assert rounds_interval(far * 3 + near * 5, 8) == (1.0, 10.0)
-    assert rounds_interval([3.0, 1.0, 2.0], 8) == (1.0, 3.0)
-
-
-def test_the_median_lies_in_its_interval() -> None:
-    assert median_interval(range(1, 101)) == (41, 60)
-    assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
