@@ -239,7 +239,7 @@ struct Location {
 // its own words, LL area and scratch, with any grid of a call. Signals are PUSHED: rank s writes
 // into the pad of the rank that waits, so polling stays in local memory.
 
-inline constexpr int kMaxGpuWorld = 16;
+inline constexpr int kMaxGpuWorld = 72;  // as many as one NVLink domain has
 inline constexpr int kMaxChannels = 64;
 inline constexpr int kMaxBlockThreads = 512;
 inline constexpr size_t kPackBytes = 16;
@@ -320,8 +320,8 @@ struct alignas(4096) GpuPad {
 
 // Staging: two halves for each channel, used in turn by its calls. All channels together have as
 // much memory, however many a group agreed on: 16 MiB, less the room of a pad. So the region of 8
-// ranks takes 22 MiB, in pieces of 2 MiB.
-inline constexpr size_t kChannelsHalfBytes = (size_t{8} << 20) - (size_t{128} << 10);
+// ranks takes 22 MiB, in pieces of 2 MiB, and that of 72 ranks 70 MiB.
+inline constexpr size_t kChannelsHalfBytes = (size_t{8} << 20) - (size_t{256} << 10);
 inline constexpr size_t kMostHalfBytes = size_t{512} << 10;
 inline constexpr size_t kPairHalfBytes = size_t{64} << 10;
 inline constexpr size_t kGpuScratchOffsetBytes = sizeof(GpuPad);
@@ -358,7 +358,7 @@ struct GpuLayout {
   }
   constexpr size_t num_bytes() const { return ll(uint32_t(num_ll_channels()), 0, 0); }
 };
-inline constexpr uint64_t kGpuLayoutMagic = 0x66636f6c6c670002ULL;  // "fcollg", layout version 2
+inline constexpr uint64_t kGpuLayoutMagic = 0x66636f6c6c670003ULL;  // "fcollg", layout version 3
 
 // The place of a rank's input and output, in one word. It is 0 if staged in scratch, else 1 + packs
 // from the start of the rank's heap. A tensor that does not start on a pack is staged.

@@ -56,9 +56,9 @@ Place DeviceGroup::place(const LaunchOrder::Last& launched, cudaStream_t stream)
   return {stream, starts_early_ && !launched.waits};
 }
 
-DeviceCall DeviceGroup::call(double limit_s) const {
+GroupCall DeviceGroup::call(double limit_s) const {
   if (closed_) throw Failure(ErrorKind::usage, "this group's GPU side was closed");
-  DeviceCall call{};
+  GroupCall call{};
   std::copy(options_.regions.begin(), options_.regions.end(), call.regions);
   std::copy(heaps_.begin(), heaps_.end(), call.heaps);
   call.multicast = multicast_;
@@ -101,7 +101,8 @@ void DeviceGroup::launch(const Plan& plan, const DeviceOperands& operands, cudaS
                          const LaunchOptions& options) {
   const std::lock_guard guard(order_->mutex());
   const OnDevice on(options_.device);
-  DeviceCall call = this->call(options.limit_s);
+  DeviceCall call{};
+  static_cast<GroupCall&>(call) = this->call(options.limit_s);
   if (plan.channels != options_.num_channels)
     throw Failure(ErrorKind::usage, "the plan's channels are not the group's");
   if (plan.algorithm == Algorithm::multimem && !multicast_)
@@ -186,7 +187,7 @@ void DeviceGroup::transfer(std::vector<PairTransfer> transfers, int most_channel
                            cudaStream_t stream, double limit_s) {
   const std::lock_guard guard(order_->mutex());
   const OnDevice on(options_.device);
-  const DeviceCall call = this->call(limit_s);
+  const GroupCall call = this->call(limit_s);
   for (PairTransfer& transfer : transfers) transfer.location = locate(transfer.data);
   const auto launched = order_->enter(stream);
   launch_transfers(transfers, call, most_channels, place(launched, stream));

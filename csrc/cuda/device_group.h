@@ -100,7 +100,7 @@ class DeviceGroup final : public DeviceSide {
   void close();
 
  private:
-  DeviceCall call(double limit_s) const;  // the fields that all calls share
+  GroupCall call(double limit_s) const;
   uint32_t locate(const std::byte* ptr) const;
   Place place(const LaunchOrder::Last& launched, cudaStream_t stream) const;
   void put(const Plan& plan, const DeviceOperands& operands, DeviceCall& call) const;

@@ -170,7 +170,7 @@ void launch_partials(DType dtype, PartialsCall call, cudaStream_t stream) {
          {stream, false});
 }
 
-void launch_transfers(const std::vector<PairTransfer>& transfers, const DeviceCall& call,
+void launch_transfers(const std::vector<PairTransfer>& transfers, const GroupCall& call,
                       int most_channels, const Place& place) {
   if (transfers.empty() || transfers.size() > kMaxPairs)
     throw Failure(ErrorKind::usage, "a batch has 1 to " + std::to_string(kMaxPairs) +

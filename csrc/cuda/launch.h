@@ -55,7 +55,7 @@ struct PairTransfer {
 
 // Start them as one kernel: each pair and direction at most once. most_channels: thread blocks of
 // each, the same on all ranks.
-void launch_transfers(const std::vector<PairTransfer>& transfers, const DeviceCall& call,
+void launch_transfers(const std::vector<PairTransfer>& transfers, const GroupCall& call,
                       int most_channels, const Place& place);
 
 // Start adding rows of this rank's memory, on the current device.

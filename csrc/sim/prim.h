@@ -40,7 +40,7 @@ inline void sync_block() { sync_any(false); }
 
 template <class T>
 T& block_shared() {
-  static_assert(sizeof(T) <= 512);
+  static_assert(sizeof(T) <= sim::kBlockMemoryBytes);
   return *static_cast<T*>(sim::block_memory());
 }
 

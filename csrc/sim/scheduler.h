@@ -39,7 +39,8 @@ bool barrier(bool vote);
 void await_stream();
 // The next job of the stream may start once every block has said so, or has ended.
 void let_next_start();
-// 512 bytes that the threads of a block share, and the address that stands for its barrier.
+// So many bytes that the threads of a block share, and the address that stands for its barrier.
+inline constexpr size_t kBlockMemoryBytes = 1024;
 void* block_memory();
 int* block_sync();
 uint64_t now_ns();

@@ -12,7 +12,6 @@
 
 namespace fastcoll::sim {
 
-inline constexpr size_t kBlockMemoryBytes = 512;
 inline constexpr uint64_t kStepNs = 50;
 
 // The place at which a flow of control continues. A run consists almost of switches alone, and

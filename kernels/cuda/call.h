@@ -8,6 +8,9 @@
 
 namespace fastcoll {
 
+static_assert(sizeof(GpuPad) + 2 * kChannelsHalfBytes <= size_t{16} << 20, "see layout.h");
+static_assert(kMaxGpuWorld <= 256, "a rank has 8 bits in a poison word");
+
 // The numbers are those of ErrorKind (csrc/check.h).
 enum class DeviceError : uint32_t { none = 0, usage = 1, timeout = 3, desync = 4, peer_lost = 5 };
 
@@ -67,27 +70,31 @@ constexpr bool switch_reduces(DType dtype) {
          switch_reduces_integers(dtype);
 }
 
-// By value, as `const __grid_constant__ DeviceCall`. Every kernel of a collective has this
-// argument.
-struct DeviceCall {
+// All calls of a group share these fields.
+struct GroupCall {
   std::byte* regions[kMaxGpuWorld];  // every rank's region as mapped here
   std::byte* heaps[kMaxGpuWorld];    // and every rank's symmetric tensors
   std::byte* multicast;              // all regions at once, for multimem; else nullptr
   std::byte* heap_multicast;         // all heaps at once, likewise
-  const std::byte* input;            // this rank's own pointers, private or in its region; any
-  std::byte* output;                 // alignment; equal or disjoint, as each verb allows
   HostWords* host;
-  uint64_t numel;      // the plan's: of a chunk where a verb has one per rank, else of the message.
-                       // Complex numbers count as two floats.
-  uint64_t limit_ns;   // of every single wait
-  uint64_t report_ns;  // after so long a wait the host is told for which rank
-  uint64_t heap_bytes;                       // of every heap
+  uint64_t limit_ns;    // of every single wait
+  uint64_t report_ns;   // after so long a wait the host is told for which rank
+  uint64_t heap_bytes;  // of every heap
+  GpuLayout layout;     // of every region
+  int32_t rank, world_size;
+};
+
+// By value, as `const __grid_constant__ DeviceCall`. Every kernel of a collective has this
+// argument.
+struct DeviceCall : GroupCall {
+  const std::byte* input;  // this rank's own pointers, private or in its region; any
+  std::byte* output;       // alignment; equal or disjoint, as each verb allows
+  uint64_t numel;  // the plan's: of a chunk where a verb has one per rank, else of the message.
+                   // Complex numbers count as two floats.
   uint32_t input_location, output_location;  // GpuLocation: of the pointers above
   uint32_t tile_bytes;                       // see LaunchShape
   uint32_t plan_hash;                        // of everything that must be equal on all ranks,
                                              // tile_bytes and the grid included
-  int32_t rank, world_size;
-  GpuLayout layout;  // of every region
   int32_t root;
   Op op;
   Verb verb;
@@ -103,6 +110,7 @@ struct DeviceCall {
   const std::byte* input_parts[kMaxGpuWorld];  // for each rank
   std::byte* output_parts[kMaxGpuWorld];       // from each rank
 };
+static_assert(sizeof(DeviceCall) <= 4096, "a kernel's arguments have 4 KiB on older drivers");
 
 // The others need all parts of a side end to end.
 constexpr bool takes_parts_apart(Algorithm algorithm) {
@@ -110,7 +118,9 @@ constexpr bool takes_parts_apart(Algorithm algorithm) {
          algorithm == Algorithm::ring;
 }
 
-inline constexpr int kMaxPairs = 2 * kMaxGpuWorld;  // transfers of one kernel
+// Transfers of one kernel: no fewer than its blocks serve (csrc/group/gpu_batches.h).
+inline constexpr int kMaxPairs = 32;
+static_assert(kMaxPairs >= kMaxChannels / kPairChannels);
 
 // One send or receive.
 struct PairPart {
@@ -130,9 +140,9 @@ struct PairPart {
 // for each. All of it is the kernel's argument: memory of the device would be overwritten by the
 // replay of a captured graph beside another batch.
 struct PairCall {
-  DeviceCall common;  // without tensors
+  GroupCall common;
   PairPart parts[kMaxPairs];
 };
-static_assert(sizeof(PairCall) <= 4096, "a kernel's arguments have 4 KiB on older drivers");
+static_assert(sizeof(PairCall) <= 4096);
 
 }  // namespace fastcoll

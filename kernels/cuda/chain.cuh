@@ -24,8 +24,7 @@ FASTCOLL_KERNEL chain(FASTCOLL_CALL call) {
   const Span window = {scatters ? uint64_t(call.rank) * num_bytes : 0, num_bytes};
   const Tiles tiles(channel, scatters ? num_bytes * uint64_t(call.world_size) : num_bytes);
   const Op op = device::plain_op<kDType>(call.op);
-  const uint32_t neighbours =
-      channel.peers() & ((call.rank > 0 ? 1u << (call.rank - 1) : 0) | 1u << (call.rank + 1));
+  const Peers neighbours(call, call.rank - 1, call.rank + 2);
   Pipeline<P> pipeline(channel,
                        {.sources = neighbours,
                         .readers = neighbours,
@@ -82,7 +81,7 @@ FASTCOLL_KERNEL chain(FASTCOLL_CALL call) {
     if (step == uint32_t(call.rank)) forward(k);
     else if (step == uint32_t(2 * last - call.rank)) backward(k);
   });
-  if (!ok) fill_nan(channel, num_bytes);
+  if (!ok) fill_nan(channel, call, num_bytes);
 }
 
 }  // namespace fastcoll

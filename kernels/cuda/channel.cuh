@@ -14,49 +14,11 @@
 // the next one start when it waits for no peer any more (kernels/README.md, "Early starts").
 #pragma once
 
-#include "cuda/call.h"
-#include "prim.cuh"
+#include "cuda/peers.cuh"
+#include "cuda/protocol.cuh"
 #include "stamp.h"
 
 namespace fastcoll {
-
-// How words are written and read. A template parameter of all files above, so that the very same
-// kernels also run with a planted bug (tests/protocol/sim).
-struct Protocol {
-  static FASTCOLL_DEVICE void arrive(ArrivePack* pack, ArrivePack value) {
-    store_release(pack, value);
-  }
-  static FASTCOLL_DEVICE void publish(uint64_t* word, uint64_t value) {
-    store_release(word, value);
-  }
-  static FASTCOLL_DEVICE ArrivePack load(const ArrivePack* pack) { return load_acquire(pack); }
-  static FASTCOLL_DEVICE uint64_t load(const uint64_t* word) { return load_acquire(word); }
-  // All threads have done their part of the data to publish.
-  static FASTCOLL_DEVICE bool before_arrive(bool failed) { return sync_any(failed); }
-  // All threads may touch the awaited data.
-  static FASTCOLL_DEVICE bool after_wait(bool failed) { return sync_any(failed); }
-  // A fast peer may be ahead: on the circle, never ==.
-  static FASTCOLL_DEVICE bool reached(uint64_t seen, uint64_t target) {
-    return int64_t(seen - target) >= 0;
-  }
-  // Each thread of each kernel does this first.
-  static FASTCOLL_DEVICE void begin_kernel() { await_stream(); }
-  // The block waits for no peer any more.
-  static FASTCOLL_DEVICE void end_waits() { let_next_start(); }
-  // A kernel of this rank that is in a call of the channel holds its turn.
-  static FASTCOLL_DEVICE uint64_t take(uint64_t* turn) {
-    return exchange(turn, ChannelState::kTaken);
-  }
-  static constexpr bool kReadsAgain = true;      // the state, if another call has ended meanwhile
-  static constexpr uint32_t kParities = 2;       // buffers that calls use in turn
-  static constexpr bool kChecksPrevious = true;  // all ranks have ended the call before last
-  static constexpr bool kAcknowledges = true;    // a staged segment is read before it's overwritten
-  static constexpr bool kExits = true;           // a symmetric tensor is its owner's at the end
-  static constexpr bool kChecksPlaces = true;    // a peer's tensor must lie in its region
-  static constexpr bool kComparesPlaces = true;  // the switch knows one place for all ranks
-  static constexpr bool kHearsAborts = true;     // a wait ends when the host gives up
-  static constexpr bool kReports = true;         // the host is told of a long wait
-};
 
 // The state that the threads of a block share.
 struct BlockShared {
@@ -68,7 +30,7 @@ struct BlockShared {
 // Writes the verdict for the host. Breaks the group, too, if this rank found the reason: all ranks
 // stop waiting, and later kernels end at once. An abort of the host has that effect on this rank
 // alone. Only the first thread of a rank that fails or finds the poison does this.
-FASTCOLL_SLOW_PATH void speak(const DeviceCall& call, uint64_t poison, uint32_t expected,
+FASTCOLL_SLOW_PATH void speak(const GroupCall& call, uint64_t poison, uint32_t expected,
                               uint32_t seen, uint32_t phase) {
   const auto pad = [&](int rank) { return reinterpret_cast<GpuPad*>(call.regions[rank]); };
   if (!claim(&pad(call.rank)->claimed)) return;
@@ -96,6 +58,7 @@ class Channel {
   // The group's channel of this block.
   FASTCOLL_DEVICE explicit Channel(const DeviceCall& call)
       : call_(call),
+        peers_(call, 0, call.world_size),
         idx_(block_idx()),
         count_(num_blocks()),
         tile_bytes_(call.tile_bytes),
@@ -109,12 +72,12 @@ class Channel {
     own_status_ = status_ = channel + offsetof(GpuChannel, status);
     scratch_ = layout().scratch(idx_);
     half_bytes_ = layout().half_bytes;
-    peers_ = ((1u << call.world_size) - 1) & ~(1u << call.rank);
   }
 
   // Channel idx of the pair of a send or recv: words of its own for each direction.
-  FASTCOLL_DEVICE Channel(const DeviceCall& call, const PairPart& part, uint32_t idx)
+  FASTCOLL_DEVICE Channel(const GroupCall& call, const PairPart& part, uint32_t idx)
       : call_(call),
+        peers_(call, part.peer, part.peer + 1),
         idx_(idx),
         count_(part.channels),
         tile_bytes_(part.tile_bytes),
@@ -136,14 +99,13 @@ class Channel {
     const int receiver = is_send ? part.peer : call.rank;
     scratch_ = layout().pair_scratch(receiver, idx);
     half_bytes_ = kPairHalfBytes;
-    peers_ = 1u << part.peer;
   }
 
-  FASTCOLL_DEVICE const DeviceCall& call() const { return call_; }
+  FASTCOLL_DEVICE const GroupCall& call() const { return call_; }
   FASTCOLL_DEVICE uint32_t idx() const { return idx_; }      // of this channel in the call
   FASTCOLL_DEVICE uint32_t count() const { return count_; }  // channels that the call has
   FASTCOLL_DEVICE uint32_t tile_bytes() const { return tile_bytes_; }
-  FASTCOLL_DEVICE uint32_t peers() const { return peers_; }  // bit set of the ranks but mine
+  FASTCOLL_DEVICE const Peers& peers() const { return peers_; }
   // The i-th rank after mine, on the circle; i is at most the number of ranks. Where every rank
   // starts with another peer, no rank serves all of them at once.
   FASTCOLL_DEVICE int rank_after(int i) const {
@@ -201,14 +163,15 @@ class Channel {
   }
 
   // Wait until these peers have arrived; then `locations` holds the places of their data.
-  FASTCOLL_DEVICE void wait_arrivals(uint32_t ranks, uint64_t* locations) {
+  FASTCOLL_DEVICE void wait_arrivals(const Peers& ranks, uint64_t* locations) {
     for_peers(ranks, [&](int peer) {
       locations[peer] = wait_arrival(peer, Phase::arrival, parity(), slot_);
     });
   }
 
-  FASTCOLL_DEVICE void publish(uint32_t ranks, uint32_t step) {
-    for_peers(ranks, [&](int peer) {
+  // To those of this thread's ranks.
+  FASTCOLL_DEVICE void publish(uint32_t own, uint32_t step) {
+    for_own(own, [&](int peer, uint32_t) {
       P::publish(&at<GpuWords>(peer, outbox_)->progress, progress(step));
     });
   }
@@ -286,9 +249,25 @@ class Channel {
 
   // f(peer) for this thread's part of a set of ranks.
   template <class F>
-  FASTCOLL_DEVICE void for_peers(uint32_t ranks, F f) const {
-    for (int peer = int(thread_idx()); peer < call_.world_size; peer += int(num_threads()))
-      if (ranks >> peer & 1) f(peer);
+  FASTCOLL_DEVICE void for_peers(const Peers& ranks, F f) const {
+    for_own_ranks(P::known_ranks(call_.world_size), [&](int peer, uint32_t) {
+      if (ranks.has(peer)) f(peer);
+    });
+  }
+  // The bits of its ranks that are in the set.
+  FASTCOLL_DEVICE uint32_t own(const Peers& ranks) const {
+    uint32_t bits = 0;
+    for_own_ranks(call_.world_size, [&](int peer, uint32_t bit) {
+      if (ranks.has(peer)) bits |= bit;
+    });
+    return bits;
+  }
+  // f(peer, bit) for each of its ranks whose bit is set.
+  template <class F>
+  FASTCOLL_DEVICE void for_own(uint32_t own, F f) const {
+    for_own_ranks(P::known_ranks(call_.world_size), [&](int peer, uint32_t bit) {
+      if ((own & bit) != 0) f(peer, bit);
+    });
   }
 
  private:
@@ -386,8 +365,9 @@ class Channel {
     speak(call_, poison, 0, 0, 0);
   }
 
-  const DeviceCall& call_;
-  uint32_t idx_, count_, peers_;
+  const GroupCall& call_;
+  const Peers peers_;
+  uint32_t idx_, count_;
   uint32_t tile_bytes_, plan_hash_;  // of the call, or of its part for a pair
   // Offsets in a region: the peers' words to me, my words to them, the peers' status.
   size_t inbox_, stride_, outbox_, state_offset_, own_status_, status_, scratch_, half_bytes_;

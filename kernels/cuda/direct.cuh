@@ -39,32 +39,25 @@ FASTCOLL_KERNEL move_ll(FASTCOLL_CALL call) {
 template <class P>
 class Moves {
  public:
-  FASTCOLL_DEVICE explicit Moves(const Channel<P>& channel)
-      : channel_(channel), call_(channel.call()), num_bytes_(call_.numel * call_.elem_bytes) {}
+  FASTCOLL_DEVICE Moves(const Channel<P>& channel, const DeviceCall& call)
+      : channel_(channel), call_(call), num_bytes_(call.numel * call.elem_bytes) {}
 
-  FASTCOLL_DEVICE bool flows(int source, int reader) const {
-    if (call_.verb == Verb::broadcast || call_.verb == Verb::scatter) return source == call_.root;
-    return call_.verb != Verb::gather || reader == call_.root;
+  // Chunks flow from the root alone, to the root alone, or between all ranks.
+  FASTCOLL_DEVICE Peers sources() const {
+    if (from_root()) return root();
+    return takes() ? channel_.peers() : Peers();
   }
-  FASTCOLL_DEVICE uint32_t sources() const {
-    uint32_t ranks = 0;
-    for (int rank = 0; rank < call_.world_size; ++rank)
-      if (flows(rank, call_.rank)) ranks |= 1u << rank;
-    return ranks & channel_.peers();
-  }
-  FASTCOLL_DEVICE uint32_t readers() const {
-    uint32_t ranks = 0;
-    for (int rank = 0; rank < call_.world_size; ++rank)
-      if (flows(call_.rank, rank)) ranks |= 1u << rank;
-    return ranks & channel_.peers();
+  FASTCOLL_DEVICE Peers readers() const {
+    if (call_.verb == Verb::gather) return root();
+    return !from_root() || is_root() ? channel_.peers() : Peers();
   }
   // The ranks from which I copy, me included: i counts up to num_copied().
   FASTCOLL_DEVICE int num_copied() const {
-    if (call_.verb == Verb::broadcast || call_.verb == Verb::scatter) return 1;
-    return flows(call_.rank, call_.rank) ? call_.world_size : 0;
+    if (from_root()) return 1;
+    return takes() ? call_.world_size : 0;
   }
   FASTCOLL_DEVICE int copied(int i) const {
-    return flows(call_.rank, call_.rank) ? channel_.rank_after(i) : call_.root;
+    return from_root() ? call_.root : channel_.rank_after(i);
   }
   // Whether every reader gets another chunk of a source's input.
   FASTCOLL_DEVICE bool cuts_input() const {
@@ -93,8 +86,7 @@ class Moves {
   }
   // The output is lost if the call fails: not the tensor of a broadcast's root.
   FASTCOLL_DEVICE void fill_output() const {
-    const bool is_root = call_.rank == call_.root;
-    if (call_.verb == Verb::broadcast ? is_root : call_.verb == Verb::gather && !is_root) return;
+    if (call_.verb == Verb::broadcast ? is_root() : !takes()) return;
     const int num_parts = cuts_output() ? call_.world_size : 1;
     for (int source = 0; source < num_parts; ++source) {
       const Span part = taken(source);
@@ -103,6 +95,12 @@ class Moves {
   }
 
  private:
+  FASTCOLL_DEVICE bool is_root() const { return call_.rank == call_.root; }
+  FASTCOLL_DEVICE bool from_root() const {
+    return call_.verb == Verb::broadcast || call_.verb == Verb::scatter;
+  }
+  FASTCOLL_DEVICE bool takes() const { return call_.verb != Verb::gather || is_root(); }
+  FASTCOLL_DEVICE Peers root() const { return Peers(call_, call_.root, call_.root + 1); }
   FASTCOLL_DEVICE Span chunk(int rank, bool cuts, const uint64_t* counts) const {
     if (!call_.counted) return {cuts ? uint64_t(rank) * num_bytes_ : 0, num_bytes_};
     uint64_t start = 0;
@@ -119,9 +117,9 @@ class Moves {
 template <class P>
 FASTCOLL_KERNEL move(FASTCOLL_CALL call) {
   Channel<P> channel(call);
-  const Moves<P> moves(channel);
+  const Moves<P> moves(channel, call);
   const bool cuts_input = moves.cuts_input();
-  const uint32_t readers = moves.readers();
+  const Peers readers = moves.readers();
   const uint32_t location = call.counted ? GpuLocation::kStaged : call.input_location;
   Pipeline<P> pipeline(
       channel,
@@ -135,7 +133,7 @@ FASTCOLL_KERNEL move(FASTCOLL_CALL call) {
        .input_bytes = call.numel * call.elem_bytes * uint64_t(cuts_input ? call.world_size : 1)},
       GpuLocation::both(location, location), call.counted ? call.counts : nullptr);
   const auto stage = [&](uint32_t k) {
-    if (!pipeline.staged() || readers == 0) return;
+    if (!pipeline.staged() || readers.is_empty()) return;
     copy_tiles(cuts_input ? call.world_size - 1 : 1, call.tile_bytes, [&](int i) {
       const int part = cuts_input ? channel.rank_after(1 + i) : 0;
       const Span chunk = moves.given(part);
@@ -182,7 +180,7 @@ FASTCOLL_KERNEL barrier(FASTCOLL_CALL call) {
                         .reads = 1},
                        GpuLocation::both(GpuLocation::kStaged, GpuLocation::kStaged));
   const bool ok = pipeline.run([](uint32_t, uint32_t) {});
-  if (!ok && call.verb != Verb::barrier) fill_nan(channel, call.numel * call.elem_bytes);
+  if (!ok && call.verb != Verb::barrier) fill_nan(channel, call, call.numel * call.elem_bytes);
 }
 
 // Sends and receives. Small messages leave before the receiver is there.
@@ -197,9 +195,9 @@ FASTCOLL_KERNEL send_recv(FASTCOLL_ARGUMENT(PairCall) call) {
   const Tiles tiles(channel, num_bytes);
   const uint32_t location = sends ? part.location : GpuLocation::kStaged;
   Pipeline<P> pipeline(channel,
-                       {.sources = sends ? 0 : channel.peers(),
-                        .readers = sends ? channel.peers() : 0,
-                        .meets = sends ? 0 : channel.peers(),
+                       {.sources = sends ? Peers() : channel.peers(),
+                        .readers = sends ? channel.peers() : Peers(),
+                        .meets = sends ? Peers() : channel.peers(),
                         .num_segments = tiles.num_segments(),
                         .num_steps = 2,
                         .slot_tiles = 1,

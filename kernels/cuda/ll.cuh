@@ -47,7 +47,7 @@ struct LlAhead {
   uint64_t parts[kLlRanksAtOnce];  // for the first ranks, if each gets another part
   bool has_own = false, has_parts = false;
 
-  FASTCOLL_DEVICE LlAhead(const LlInput& input, const DeviceCall& call, uint64_t at) {
+  FASTCOLL_DEVICE LlAhead(const LlInput& input, const GroupCall& call, uint64_t at) {
     has_own = input.apart == nullptr;
     if (!has_own || at >= input.num_bytes) return;
     own = load_ll(input.end_to_end(call.rank, at), input.num_bytes - at);
@@ -78,7 +78,7 @@ struct LlShare {
 template <class P>
 FASTCOLL_DEVICE void push_ll(const Channel<P>& channel, uint32_t parity, const LlInput& input,
                              const LlShare& share, const LlAhead& ahead) {
-  const DeviceCall& call = channel.call();
+  const GroupCall& call = channel.call();
   for (uint32_t i = thread_idx(); i < share.count; i += num_threads()) {
     const uint64_t at = (share.first + i) * kLlBytes;
     const auto store = [&](int rank, uint64_t data) {
@@ -105,7 +105,7 @@ FASTCOLL_DEVICE void push_ll(const Channel<P>& channel, uint32_t parity, const L
 // failed.
 template <class P, class Take, class End>
 FASTCOLL_DEVICE bool exchange_ll(Channel<P>& channel, const LlInput& input, Take take, End end) {
-  const DeviceCall& call = channel.call();
+  const GroupCall& call = channel.call();
   const LlShare share(input.num_bytes, channel.idx(), channel.count());
   const uint64_t num_bytes = input.num_bytes;
   const LlAhead ahead(

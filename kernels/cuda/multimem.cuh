@@ -241,7 +241,7 @@ FASTCOLL_KERNEL multimem(FASTCOLL_CALL call) {
     else if (step == 1) reduce(k);
     else copy_out(k);
   });
-  if (!ok) fill_nan(channel, num_bytes);
+  if (!ok) fill_nan(channel, call, num_bytes);
 }
 
 // all_gather and broadcast: a source pushes its part into all outputs, or into all slots, through
@@ -317,7 +317,7 @@ FASTCOLL_KERNEL multimem_move(FASTCOLL_CALL call) {
     if (step == 1 && gives) push(k);
     else if (step == 2) copy_out(k);
   });
-  if (!ok && (gathers || !gives)) fill_nan(channel, output_bytes);
+  if (!ok && (gathers || !gives)) fill_nan(channel, call, output_bytes);
 }
 
 }  // namespace fastcoll

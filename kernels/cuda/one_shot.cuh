@@ -37,7 +37,7 @@ FASTCOLL_KERNEL one_shot_ll(FASTCOLL_CALL call) {
         reducer.finish(words, call.op == Op::avg ? call.world_size : 0);
         store_ll(call.output + at, uint64_t{words[1]} << 32 | words[0], num_bytes - at);
       });
-  if (!ok) fill_nan(channel, num_bytes);
+  if (!ok) fill_nan(channel, call, num_bytes);
 }
 
 template <class P, DType kDType>
@@ -56,13 +56,11 @@ FASTCOLL_KERNEL one_shot(FASTCOLL_CALL call) {
   // safe: only rank r itself reads part r.
   const uint32_t location =
       !scatters && call.input == call.output ? GpuLocation::kStaged : call.input_location;
-  const uint32_t sources = all || is_root ? channel.peers() : 0;
+  const Peers sources = all || is_root ? channel.peers() : Peers();
   Pipeline<P> pipeline(
       channel,
       {.sources = sources,
-       .readers = all       ? channel.peers()
-                  : is_root ? 0
-                            : 1u << call.root,
+       .readers = all ? channel.peers() : Peers(call, call.root, call.root + 1),
        .meets = sources,
        .num_segments = tiles.num_segments(),
        .num_steps = 2,
@@ -98,7 +96,7 @@ FASTCOLL_KERNEL one_shot(FASTCOLL_CALL call) {
     if (step == 0) stage(k, span);
     else if (all || is_root) reduce(k, span);
   });
-  if (!ok && (all || is_root)) fill_nan(channel, num_bytes);
+  if (!ok && (all || is_root)) fill_nan(channel, call, num_bytes);
 }
 
 }  // namespace fastcoll

@@ -6,7 +6,7 @@
 
 namespace fastcoll {
 
-inline constexpr int kMaxPartials = 16;
+inline constexpr int kMaxPartials = 72;
 
 struct PartialsCall {
   const std::byte* rows[kMaxPartials];  // of nodes or ranks; aligned to their elements

@@ -16,9 +16,9 @@
 namespace fastcoll {
 
 struct Flow {
-  uint32_t sources;       // the ranks whose data I read, as a bit set
-  uint32_t readers;       // the ranks that read mine
-  uint32_t meets;         // the ranks whose arrival I wait for: the sources, or more
+  Peers sources;          // the ranks whose data I read
+  Peers readers;          // the ranks that read mine
+  Peers meets;            // the ranks whose arrival I wait for: the sources, or more
   uint32_t num_segments;  // of a rank's part; may differ between ranks if they have counts
   uint32_t num_steps;     // that a segment takes, one after the other; at least 2
   uint32_t slot_tiles;    // scratch that a segment takes, in tiles
@@ -42,8 +42,10 @@ class Pipeline {
         location_(location),
         counts_(counts),
         lag_(counts != nullptr || flow.num_segments > kLag ? kLag : 1),
-        from_(flow.sources),
-        to_(flow.readers),
+        has_from_(!flow.sources.is_empty()),
+        has_to_(!flow.readers.is_empty()),
+        from_(channel.own(flow.sources)),
+        to_(channel.own(flow.readers)),
         parity_(channel.begin_pipelined()),
         shared_(block_shared<BlockShared>()) {}
 
@@ -76,7 +78,7 @@ class Pipeline {
       if (i + lag_ <= last && !publish(i)) return false;
     }
     if (!exit()) return false;
-    channel_.end_pipelined(flow_.meets == channel_.peers());
+    channel_.end_pipelined(flow_.meets.count() == channel_.peers().count());
     return true;
   }
 
@@ -84,7 +86,7 @@ class Pipeline {
   FASTCOLL_DEVICE bool publish(uint32_t i) {
     if (i == 0)
       return channel_.arrive([&](int peer) { return counts_ ? counts_[peer] : location_; });
-    if ((from_ | to_) == 0) return true;
+    if (!has_from_ && !has_to_) return true;
     if (channel_.sync_to_publish()) return false;
     channel_.publish(from_ | to_, i);
     return true;
@@ -99,11 +101,11 @@ class Pipeline {
       if (counts_ == nullptr) relax();
       return true;
     }
-    const bool reuses = P::kAcknowledges && to_ != 0 && i >= kSlots;
-    if (from_ == 0 && !reuses) return true;
-    channel_.for_peers(from_ | to_, [&](int peer) {
-      uint32_t step = (from_ >> peer & 1) != 0 ? i - lag_ : 0;
-      if (reuses && (to_ >> peer & 1) != 0) {
+    const bool reuses = P::kAcknowledges && has_to_ && i >= kSlots;
+    if (!has_from_ && !reuses) return true;
+    channel_.for_own(from_ | to_, [&](int peer, uint32_t bit) {
+      uint32_t step = (from_ & bit) != 0 ? i - lag_ : 0;
+      if (reuses && (to_ & bit) != 0) {
         const uint32_t read = i - kSlots + flow_.reads * lag_;
         if (read > step) step = read;
       }
@@ -136,15 +138,23 @@ class Pipeline {
 
   // With the locations known: no rank needs to wait for data that is not staged.
   FASTCOLL_DEVICE void relax() {
-    for (int peer = 0; peer < call_.world_size; ++peer) {
-      const uint32_t bit = 1u << peer;
-      if ((flow_.sources & bit) != 0) {
-        if (location(peer) != 0) touched_ |= bit;
-        if (!stages(location(peer), location_)) from_ &= ~bit;
-      }
-      if ((flow_.readers & bit) != 0 &&
-          !stages(location_, (flow_.sources & bit) != 0 ? location(peer) : 0))
-        to_ &= ~bit;
+    has_from_ = has_to_ = false;
+    uint32_t bit = 1;
+    for (int peer = 0, own = int(thread_idx()); peer < call_.world_size; ++peer) {
+      const bool is_source = flow_.sources.has(peer);
+      const bool is_touched = is_source && location(peer) != 0;
+      const bool is_from = is_source && stages(location(peer), location_);
+      const bool is_to =
+          flow_.readers.has(peer) && stages(location_, is_source ? location(peer) : 0);
+      has_touched_ = has_touched_ || is_touched;
+      has_from_ = has_from_ || is_from;
+      has_to_ = has_to_ || is_to;
+      if (peer != own) continue;
+      if (is_touched) touched_ |= bit;
+      if (!is_from) from_ &= ~bit;
+      if (!is_to) to_ &= ~bit;
+      own += int(num_threads());
+      bit <<= 1;
     }
   }
   FASTCOLL_DEVICE bool stages(uint64_t source, uint64_t reader) const {
@@ -153,11 +163,12 @@ class Pipeline {
 
   // The owner of a symmetric tensor may use it again when no peer touches it any more.
   FASTCOLL_DEVICE bool exit() {
-    const uint32_t told = P::kExits ? touched_ | (counts_ != nullptr ? from_ | to_ : 0) : 0;
-    const bool waits = P::kExits && location_ != 0 && flow_.readers != 0;
-    if (told == 0 && !waits) return true;
+    const bool counted = counts_ != nullptr;
+    const bool tells = P::kExits && (has_touched_ || (counted && (has_from_ || has_to_)));
+    const bool waits = P::kExits && location_ != 0 && !flow_.readers.is_empty();
+    if (!tells && !waits) return true;
     if (channel_.sync_to_publish()) return false;
-    channel_.publish(told, Channel<P>::kFinished);
+    channel_.publish(touched_ | (counted ? from_ | to_ : 0), Channel<P>::kFinished);
     if (!waits) return true;
     channel_.for_peers(flow_.readers, [&](int peer) {
       channel_.wait_progress(peer, Channel<P>::kFinished, Phase::exit);
@@ -166,13 +177,15 @@ class Pipeline {
   }
 
   Channel<P>& channel_;
-  const DeviceCall& call_;
+  const GroupCall& call_;
   const Flow flow_;
   const uint64_t location_;
   const uint64_t* const counts_;
   const uint32_t lag_;
-  uint32_t from_, to_;    // the sources, the readers with whom segments are exchanged by progress
-  uint32_t touched_ = 0;  // the sources with symmetric tensors
+  // `from` and `to` are the sources and readers with whom segments are exchanged by progress. The
+  // sources in `touched` have symmetric tensors. A word has those that are this thread's own.
+  bool has_from_, has_to_, has_touched_ = false;
+  uint32_t from_, to_, touched_ = 0;
   const uint32_t parity_;
   BlockShared& shared_;
 };

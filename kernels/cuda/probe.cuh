@@ -19,7 +19,7 @@ struct ProbeCall {
 
 // The word of rank `from` in rank `to`'s region: it differs from all words of earlier probes.
 FASTCOLL_DEVICE uint64_t probe_word(uint64_t token, int from, int to) {
-  return token * 0x9e3779b97f4a7c15ULL + uint64_t(from) * 64 + uint64_t(to) + 1;
+  return token * 0x9e3779b97f4a7c15ULL + uint64_t(from) * kMaxGpuWorld + uint64_t(to) + 1;
 }
 
 // All of it lies at the start of scratch. First come words, one for each source rank. Then come the
@@ -63,19 +63,25 @@ FASTCOLL_KERNEL probe_get_kernel(FASTCOLL_ARGUMENT(ProbeCall) call) {
 
 // ---- the switch; one thread for each rank that asks it
 
-// Whole numbers up to 15, so that sums of 16 ranks are exact in any order and in every type.
-FASTCOLL_DEVICE float probe_operand(uint64_t token, int from, int by, int lane) {
-  return float(probe_word(token, from, by) * 0x9e3779b97f4a7c15ULL >> (32 + 4 * lane) & 15);
+// Operands are whole numbers from 1 on. They are so small that sums of all ranks are exact in any
+// order and in every type: bfloat16 has those up to 256.
+inline constexpr uint32_t kProbeMost = 15, kProbeMostOfMany = 3;
+static_assert(kMaxGpuWorld * kProbeMostOfMany <= 256);
+FASTCOLL_DEVICE float probe_operand(const ProbeCall& call, int from, int by, int lane) {
+  const uint64_t word = probe_word(call.token, from, by) * 0x9e3779b97f4a7c15ULL;
+  const uint32_t most =
+      uint32_t(call.world_size) * kProbeMost <= 256 ? kProbeMost : kProbeMostOfMany;
+  return float(1 + uint32_t(word >> (32 + 4 * lane) & 15) % most);
 }
 // The sum of the operands of ranks first to last - 1, for the question of rank `by`.
 template <DType kDType>
-FASTCOLL_DEVICE Pack probe_sum(uint64_t token, int first, int last, int by) {
+FASTCOLL_DEVICE Pack probe_sum(const ProbeCall& call, int first, int last, int by) {
   constexpr int kPerWord = int(4 / dtype_size(kDType));
   Pack pack{};
   FASTCOLL_UNROLL
   for (int lane = 0; lane < 4 * kPerWord; ++lane) {
     float sum = 0;
-    for (int from = first; from < last; ++from) sum += probe_operand(token, from, by, lane);
+    for (int from = first; from < last; ++from) sum += probe_operand(call, from, by, lane);
     uint32_t code = __builtin_bit_cast(uint32_t, sum);
     if constexpr (kDType == DType::float16) code = narrow_fp16(sum);
     if constexpr (kDType == DType::bfloat16) code >>= 16;  // nothing is cut off
@@ -112,9 +118,10 @@ FASTCOLL_DEVICE Pack probe_integers(uint64_t token, int from, int by) {
   return pack;
 }
 template <DType kDType>
-FASTCOLL_DEVICE Pack probe_pack(uint64_t token, int from, int by) {
-  if constexpr (switch_reduces_integers(kDType)) return probe_integers<kDType>(token, from, by);
-  else return probe_sum<kDType>(token, from, from + 1, by);
+FASTCOLL_DEVICE Pack probe_pack(const ProbeCall& call, int from, int by) {
+  if constexpr (switch_reduces_integers(kDType))
+    return probe_integers<kDType>(call.token, from, by);
+  else return probe_sum<kDType>(call, from, from + 1, by);
 }
 
 // The operation's bit, if the switch gets it right. Operations take turns with the pack's elements.
@@ -123,9 +130,9 @@ FASTCOLL_DEVICE uint32_t probe_try_integer(const ProbeCall& call, int type) {
   using Word = std::conditional_t<dtype_size(kDType) == 4, uint32_t, uint64_t>;
   constexpr int kElements = int(kPackBytes / sizeof(Word)), kElement = int(kOp) % kElements;
   device::Reducer<kDType, 4> reducer;
-  reducer.load(probe_pack<kDType>(call.token, 0, call.rank).words);
+  reducer.load(probe_pack<kDType>(call, 0, call.rank).words);
   for (int from = 1; from < call.world_size; ++from)
-    reducer.accumulate(kOp, probe_pack<kDType>(call.token, from, call.rank).words);
+    reducer.accumulate(kOp, probe_pack<kDType>(call, from, call.rank).words);
   Pack wanted;
   reducer.finish(wanted.words, 0);
   const SwitchMemory memory{call.multicast, call.regions, call.world_size};
@@ -145,7 +152,7 @@ FASTCOLL_DEVICE void probe_try(const ProbeCall& call, int type) {
     right |= probe_try_integer<kDType, Op::bxor>(call, type);
   } else {
     const Pack sum = multimem_sum<kDType>(call, probe_operand_offset(type, call.rank));
-    if (is_same(sum, probe_sum<kDType>(call.token, 0, call.world_size, call.rank)))
+    if (is_same(sum, probe_sum<kDType>(call, 0, call.world_size, call.rank)))
       right = kProbeOfFloats;
   }
   call.seen[type] = right;
@@ -172,7 +179,7 @@ FASTCOLL_KERNEL probe_operands_kernel(FASTCOLL_ARGUMENT(ProbeCall) call) {
   if (by >= call.world_size) return;
   for_probe_types([&]<DType kDType>(int type) {
     store_data<Pack>(call.regions[call.rank] + probe_operand_offset(type, by),
-                     probe_pack<kDType>(call.token, call.rank, by));
+                     probe_pack<kDType>(call, call.rank, by));
   });
 }
 

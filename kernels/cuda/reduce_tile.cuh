@@ -130,8 +130,9 @@ FASTCOLL_DEVICE void fill_nan(const Channel<P>& channel, DType dtype, std::byte*
     store_any(output + at, pack, num_bytes - at);
 }
 template <class P>
-FASTCOLL_DEVICE void fill_nan(const Channel<P>& channel, uint64_t num_bytes) {
-  fill_nan(channel, channel.call().dtype, channel.call().output, num_bytes);
+FASTCOLL_DEVICE void fill_nan(const Channel<P>& channel, const DeviceCall& call,
+                              uint64_t num_bytes) {
+  fill_nan(channel, call.dtype, call.output, num_bytes);
 }
 
 }  // namespace fastcoll

@@ -29,8 +29,8 @@ FASTCOLL_KERNEL ring(FASTCOLL_CALL call) {
   const Tiles tiles(channel, num_bytes, scatters ? 1 : world);
   const Op op = device::plain_op<kDType>(call.op);
   Pipeline<P> pipeline(channel,
-                       {.sources = channel.peers() & 1u << left,
-                        .readers = channel.peers() & 1u << right,
+                       {.sources = Peers(call, left, left + 1),
+                        .readers = Peers(call, right, right + 1),
                         .meets = channel.peers(),
                         .num_segments = tiles.num_segments(),
                         .num_steps = scatters ? whole + 1 : 2 * whole + 1,
@@ -80,7 +80,7 @@ FASTCOLL_KERNEL ring(FASTCOLL_CALL call) {
     if (step <= whole) reduce(step, k);
     else pass_on(step, k);
   });
-  if (!ok) fill_nan(channel, num_bytes);
+  if (!ok) fill_nan(channel, call, num_bytes);
 }
 
 }  // namespace fastcoll

@@ -83,7 +83,7 @@ FASTCOLL_KERNEL two_shot(FASTCOLL_CALL call) {
     else if (step == 1) reduce(k);
     else copy_out(k);
   });
-  if (!ok) fill_nan(channel, num_bytes);
+  if (!ok) fill_nan(channel, call, num_bytes);
 }
 
 }  // namespace fastcoll

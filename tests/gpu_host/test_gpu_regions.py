@@ -2,15 +2,36 @@
 """How ranks come to each other's GPU memory, over a driver made of dictionaries."""
 
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fastcoll.errors import UnsupportedError
+from fastcoll.calls.limits import GpuLimits
+from fastcoll.errors import UnsupportedError, UsageError
 from tests.support.fake_driver import THREE, Driver, Links, map_all, mapped
 from tests.support.gpu import needs_gpu_part
 
 pytestmark = needs_gpu_part
+
+
+@pytest.mark.parametrize(("world_size", "mib"), [(2, 18), (8, 22), (16, 28), (72, 70)])
+def test_a_region_has_room_for_its_ranks(world_size: int, mib: int) -> None:
+    from fastcoll.native import _cuda
+
+    assert -(-_cuda.region_bytes(32, world_size) // (2 << 20)) * 2 == mib
+
+
+def test_more_ranks_than_an_nvlink_domain_has_are_refused() -> None:
+    from fastcoll.gpu.group import DeviceGroup
+    from fastcoll.native import _cuda
+
+    host: Any = SimpleNamespace(world_size=73)
+    said = "a group on GPUs has at most 72 ranks, not 73"
+    with pytest.raises(UnsupportedError, match=said):
+        DeviceGroup(host, 0, GpuLimits(600.0, 30.0), lambda: "")
+    with pytest.raises(UsageError, match=said):
+        _cuda.Group(0, 0, [0] * 73, 1)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])

@@ -359,7 +359,7 @@ void launch_collective(const Plan& plan, DeviceCall call, const Place& place,
 }
 // The one kernel that does something: its sends, then its receives. A message lies where a real one
 // is staged, and its number is in the words of its pair.
-void launch_transfers(const std::vector<PairTransfer>& transfers, const DeviceCall& call, int,
+void launch_transfers(const std::vector<PairTransfer>& transfers, const GroupCall& call, int,
                       const Place& place) {
   use();
   note_launch(place.stream);

@@ -147,7 +147,9 @@ void bind_multicast(py::module_& module) {
 }
 
 Regions to_regions(const std::vector<uintptr_t>& ptrs) {
-  if (ptrs.size() > kMaxGpuWorld) throw Failure(ErrorKind::usage, "too many regions");
+  if (ptrs.size() > kMaxGpuWorld)
+    throw Failure(ErrorKind::usage, "a group on GPUs has at most " + std::to_string(kMaxGpuWorld) +
+                                        " ranks, not " + std::to_string(ptrs.size()));
   Regions regions{};
   for (size_t i = 0; i < ptrs.size(); ++i) regions[i] = to_ptr(ptrs[i]);
   return regions;

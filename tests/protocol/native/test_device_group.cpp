@@ -113,8 +113,7 @@ void launch_collective(const Plan&, DeviceCall, const Place& place,
 }
 GaugeCall launched_gauge{};
 void launch_gauge(Gauge, GaugeCall call, int, cudaStream_t) { launched_gauge = call; }
-void launch_transfers(const std::vector<PairTransfer>&, const DeviceCall&, int,
-                      const Place& place) {
+void launch_transfers(const std::vector<PairTransfer>&, const GroupCall&, int, const Place& place) {
   starts_early = place.early;
 }
 std::array<uint32_t, kMaxGpuWorld> run_probe(Probe, const Regions&, std::byte*, int, int,

@@ -150,10 +150,9 @@ inline void draw_apart(Random& random, const Step& step, int rank, Placement& pl
   place.symmetric_output = place.symmetric_output && !place.output_apart;
 }
 
+// The algorithm and verb, an element type that has them, and an operation.
 template <class P>
-Step draw_step(Random& random, int world, const std::string& only) {
-  Step step;
-  const Choice choice = draw_choice(random, only);
+void draw_kind(Random& random, Step& step, const Choice& choice) {
   step.algorithm = choice.algorithm;
   step.verb = choice.verb;
   step.ll = choice.ll;
@@ -170,12 +169,10 @@ Step draw_step(Random& random, int world, const std::string& only) {
   // The switch rounds before a division.
   if (step.algorithm == Algorithm::multimem && !counts)
     step.op = step.dtype == DType::float32 ? Op(pick(random, 2)) : Op::sum;
-  step.blocks = 1 + int(pick(random, 2));
-  step.threads = 1 + int(pick(random, 6));
-  step.tile_bytes = uint32_t(16 << pick(random, 3));
-  step.root = int(pick(random, uint64_t(world)));
-  step.numel = draw_numel(random, step, world);
-  if (pick(random, 16) == 0) take_real_shape(random, step, world);
+}
+
+// The memory of every rank, and what lies in it.
+inline void draw_tensors(Random& random, Step& step, int world) {
   if (step.verb == Verb::all_to_all || step.verb == Verb::all_gather)
     draw_splits(random, step, world);
   for (int rank = 0; rank < world; ++rank) {
@@ -195,7 +192,31 @@ Step draw_step(Random& random, int world, const std::string& only) {
     step.places.assign(size_t(world), step.places[0]);
   for (int rank = 0; rank < world; ++rank)
     step.inputs.push_back(reference::random_codes(step.dtype, input_numel(step, rank), random));
+}
+
+template <class P>
+Step draw_step(Random& random, int world, const std::string& only) {
+  Step step;
+  draw_kind<P>(random, step, draw_choice(random, only));
+  step.blocks = 1 + int(pick(random, 2));
+  step.threads = 1 + int(pick(random, 6));
+  step.tile_bytes = uint32_t(16 << pick(random, 3));
+  step.root = int(pick(random, uint64_t(world)));
+  step.numel = draw_numel(random, step, world);
+  if (pick(random, 16) == 0) take_real_shape(random, step, world);
+  draw_tensors(random, step, world);
   return step;
+}
+
+inline Transfer draw_transfer(Random& random, const Step& step, int from, int to) {
+  const uint64_t most =
+      std::min<uint64_t>(20 * step.tile_bytes, kPairHeapBytes) / step.elem_bytes();
+  return {from,
+          to,
+          reference::random_codes(step.dtype, pick(random, most), random),
+          pick(random, kPackBytes),
+          pick(random, 4) == 0,
+          1 + uint32_t(pick(random, kPairChannels))};
 }
 
 }  // namespace fastcoll::sim

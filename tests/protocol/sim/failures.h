@@ -7,7 +7,7 @@
 
 namespace fastcoll::sim {
 
-inline constexpr uint64_t kLimitNs = 100000000;
+inline constexpr uint64_t kLimitNs = 100000000, kLimitOfManyNs = 20 * kLimitNs;
 inline constexpr int kWorld = 3;
 inline constexpr uint64_t kMostDelayBits = 13;  // in the simulator's steps: longer than a call
 inline constexpr int kLaterCalls = 20;
@@ -22,21 +22,22 @@ inline constexpr Choice kMeeting{Algorithm::copy_engine, Verb::all_reduce, false
 
 inline Step with_inputs(Step step, Random& random) {
   step.inputs.clear();
+  const auto world = size_t(step.world());
   if (step.verb == Verb::all_to_all && step.even)
-    step.splits.assign(kWorld, std::vector<uint64_t>(kWorld, step.numel));
-  for (int rank = 0; rank < kWorld; ++rank)
+    step.splits.assign(world, std::vector<uint64_t>(world, step.numel));
+  for (int rank = 0; rank < step.world(); ++rank)
     step.inputs.push_back(reference::random_codes(step.dtype, input_numel(step, rank), random));
   return step;
 }
 
-inline Step plain_step(const Choice& choice, Random& random) {
+inline Step plain_step(const Choice& choice, Random& random, int world = kWorld) {
   Step step;
   step.algorithm = choice.algorithm;
   step.verb = choice.verb;
   step.ll = choice.ll;
   step.numel = 50;
   step.threads = 3;
-  step.places.resize(kWorld);
+  step.places.resize(size_t(world));
   return with_inputs(step, random);
 }
 
@@ -47,7 +48,7 @@ void enqueue(Machine& machine, const Step& step, int rank, Checks checks) {
 
 // The verdict that every rank but `missing` must have; missing < 0: any rank may be named.
 inline void check_verdicts(Machine& machine, const Step& step, DeviceError kind, int missing) {
-  for (int rank = 0; rank < kWorld; ++rank) {
+  for (int rank = 0; rank < step.world(); ++rank) {
     if (rank == missing) continue;
     const DeviceVerdict& verdict = machine.verdict(rank);
     if (verdict.kind != uint32_t(kind) || (missing >= 0 && verdict.rank != missing))
@@ -60,36 +61,36 @@ inline void check_verdicts(Machine& machine, const Step& step, DeviceError kind,
   }
 }
 
-// One rank makes the first call only. Before the limit is over, the hosts of those that wait for it
-// have been told.
+// The rank `missing` makes the first call only. Before the limit is over, the hosts of those that
+// wait for it have been told.
 template <class P>
-void absent(const Choice& choice, Random& random) {
-  const int missing = int(pick(random, kWorld));
-  Machine machine(kWorld, Schedule::uniform, random(), kLimitNs);
-  Step step = plain_step(choice, random);
-  step.root = int(pick(random, kWorld));
-  for (int rank = 0; rank < kWorld; ++rank)
+void absent(const Choice& choice, Random& random, int world, int missing) {
+  const uint64_t limit_ns = world > kWorld ? kLimitOfManyNs : kLimitNs;
+  Machine machine(world, Schedule::uniform, random(), limit_ns);
+  Step step = plain_step(choice, random, world);
+  step.root = int(pick(random, uint64_t(world)));
+  for (int rank = 0; rank < world; ++rank)
     draw_apart(random, step, rank, step.places[size_t(rank)]);
   step = with_inputs(step, random);
   const bool has_result = step.algorithm != Algorithm::copy_engine;
-  for (int rank = 0; rank < kWorld; ++rank)
+  for (int rank = 0; rank < world; ++rank)
     enqueue<P>(machine, step, rank, has_result ? Checks::output : Checks::nothing);
-  for (int rank = 0; rank < kWorld; ++rank)
+  for (int rank = 0; rank < world; ++rank)
     for (int call = 0; call < kLaterCalls && rank != missing; ++call)
       enqueue<P>(machine, step, rank, Checks::nothing);
   if (!machine.run()) fail(step, "a wait without a limit");
   check_verdicts(machine, step, DeviceError::timeout, missing);
-  for (int rank = 0; rank < kWorld; ++rank) {
+  for (int rank = 0; rank < world; ++rank) {
     if (machine.verdict(rank).raiser == rank && rank != missing && !machine.is_late(rank, missing))
       fail(step, "rank " + std::to_string(rank) + " did not tell its host of a long wait");
-    for (int peer = 0; peer < kWorld; ++peer)
+    for (int peer = 0; peer < world; ++peer)
       if (peer != missing && machine.is_late(rank, peer))
         fail(step, "rank " + std::to_string(peer) + " was called late, but waited itself");
   }
   // Two limits where a root does not wait: it finds out in its next call.
-  if (machine.elapsed_ns() > kLimitNs * 5 / 4)
+  if (machine.elapsed_ns() > limit_ns * 5 / 4)
     fail(step, "took " + std::to_string(machine.elapsed_ns()) + " ns");
-  for (int rank = 0; rank < kWorld; ++rank) {
+  for (int rank = 0; rank < world; ++rank) {
     if (rank == missing || (step.verb == Verb::broadcast && rank == step.root)) continue;
     const reference::Bytes& output = machine.output(rank);
     for (size_t i = 0; i + 4 <= output.size(); i += 4) {
@@ -246,8 +247,9 @@ template <class P>
 int run_absent(uint64_t num_seeds) {
   for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
     Random random(seed);
-    for (const Choice& choice : kChoices) absent<P>(choice, random);
-    absent<P>(kMeeting, random);
+    for (const Choice& choice : kChoices)
+      absent<P>(choice, random, kWorld, int(pick(random, kWorld)));
+    absent<P>(kMeeting, random, kWorld, int(pick(random, kWorld)));
   }
   std::printf("ok\n");
   return 0;

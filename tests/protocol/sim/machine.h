@@ -26,7 +26,8 @@ struct Transfer {
 
 inline constexpr int kChannels = 4;  // that a group agreed on: as many as most calls have blocks
 inline constexpr size_t kHeapBytes = size_t{1} << 20;
-inline constexpr size_t kPairHeapBytes = kHeapBytes / kMaxGpuWorld;  // from one rank to another
+inline constexpr size_t kPairHeapBytes =  // from one rank to another
+    kHeapBytes / kMaxGpuWorld / kPackBytes * kPackBytes;
 
 class Machine {
  public:
@@ -130,7 +131,7 @@ class Machine {
         if (transfer.from == rank || transfer.to == rank) add_transfer(step, transfer, rank, batch);
       const int num_parts = int(batch.transfers.size());
       if (num_parts == 0) continue;
-      batch.call.common = base_call(step, rank);
+      batch.call.common = group_call(rank);
       simulator_.enqueue(rank, of_program([&batch, elem = step.elem_bytes()] {
                            for (size_t i = 0; i < batch.transfers.size(); ++i)
                              fill_transfer(batch, i, elem);
@@ -225,9 +226,8 @@ class Machine {
     return GpuLocation::encode(uint64_t(ptr - data));
   }
 
-  // The part of a call that does not depend on the tensors.
-  DeviceCall base_call(const Step& step, int rank) {
-    DeviceCall call{};
+  GroupCall group_call(int rank) {
+    GroupCall call{};
     for (int peer = 0; peer < world_; ++peer) {
       call.regions[peer] = regions_[size_t(peer)];
       call.heaps[peer] = regions_[size_t(peer)] + kHeapOffsetBytes;
@@ -238,17 +238,18 @@ class Machine {
     call.limit_ns = limit_ns_;
     call.report_ns = limit_ns_ / 4;
     call.heap_bytes = kHeapBytes;
-    call.tile_bytes = step.tile_bytes;
     call.rank = rank;
     call.world_size = world_;
-    call.op = step.op;
-    call.dtype = kernel_dtype(step.dtype);
-    call.elem_bytes = uint32_t(dtype_size(call.dtype));
     return call;
   }
 
   DeviceCall make_call(const Step& step, int rank, Buffers& buffers) {
-    DeviceCall call = base_call(step, rank);
+    DeviceCall call{};
+    static_cast<GroupCall&>(call) = group_call(rank);
+    call.tile_bytes = step.tile_bytes;
+    call.op = step.op;
+    call.dtype = kernel_dtype(step.dtype);
+    call.elem_bytes = uint32_t(dtype_size(call.dtype));
     const Placement& where = step.places[size_t(rank)];
     call.input_apart = where.input_apart;
     call.output_apart = where.output_apart;

@@ -18,6 +18,7 @@
 #include "partials.h"
 #include "probes.h"
 #include "published.h"
+#include "racks.h"
 #include "shapes.h"
 #include "variants.h"
 
@@ -27,6 +28,7 @@ using namespace fastcoll::sim;
 namespace {
 
 constexpr int kCallsPerSeed = 20;
+constexpr int kManyRanks = 16;  // the most there can be are in racks.h
 
 // Any pairs, both directions: a batch must not care about cycles.
 std::vector<Transfer> draw_transfers(Random& random, const Step& step) {
@@ -34,12 +36,7 @@ std::vector<Transfer> draw_transfers(Random& random, const Step& step) {
   for (int from = 0; from < step.world(); ++from)
     for (int to = 0; to < step.world(); ++to) {
       if (from == to || pick(random, 3) != 0) continue;
-      const uint64_t most =
-          std::min<uint64_t>(20 * step.tile_bytes, kPairHeapBytes) / step.elem_bytes();
-      transfers.push_back({from, to,
-                           reference::random_codes(step.dtype, pick(random, most), random),
-                           pick(random, kPackBytes), pick(random, 4) == 0,
-                           1 + uint32_t(pick(random, kPairChannels))});
+      transfers.push_back(draw_transfer(random, step, from, to));
     }
   return transfers;
 }
@@ -48,7 +45,7 @@ template <class P>
 int run_seeds(Schedule schedule, uint64_t first_seed, uint64_t num_seeds, const std::string& only) {
   for (uint64_t seed = first_seed; seed < first_seed + num_seeds; ++seed) {
     Random random(seed);
-    const int world = pick(random, 16) == 0 ? kMaxGpuWorld : 1 + int(pick(random, 8));
+    const int world = pick(random, 16) == 0 ? kManyRanks : 1 + int(pick(random, 8));
     Machine machine(world, schedule, random(), ~uint64_t{0});
     if (seed % 4 == 0) machine.start_before_wrap();
     machine.heap_by_switch = seed % 3 != 0;
@@ -81,6 +78,8 @@ int main(int argc, char** argv) {
   const uint64_t count = std::strtoull(argv[4], nullptr, 10);
   const std::string only = argc > 5 ? argv[5] : "";
   if (variant == "shapes") return check_shapes();
+  if (variant == "racks") return run_racks<Protocol>(schedule, count);
+  if (variant == "racks_absent") return run_racks_absent<Protocol>(count);
   if (variant == "absent") return run_absent<Protocol>(count);
   if (variant == "aborted") return run_aborted<Protocol>(count);
   if (variant == "mismatch") return run_mismatch(count);
@@ -101,6 +100,7 @@ int main(int argc, char** argv) {
   if (variant == "correct") return run_seeds<Protocol>(schedule, first, count, only);
   const bool planted = plant(variant);
   if (planted && only == "probes") return run_probes(count);
+  if (planted && only == "racks") return run_racks<Planted>(schedule, count);
   if (variant == "switch_without_signs") return run_seeds<Protocol>(schedule, first, count, only);
   if (variant == "ignored_turns" || variant == "old_state") return run_overlaps<Planted>(count);
   if (variant == "unreported") return run_absent<Planted>(count);

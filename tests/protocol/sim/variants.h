@@ -17,6 +17,7 @@ struct Planted : Protocol {
   static inline bool syncs_before_arrive = true, syncs_after_wait = true;
   static inline bool equality_wait = false, ignored_turns = false;
   static inline bool awaits_stream = true, awaits_late = false, lets_early = false;
+  static inline bool forgets_ranks = false;  // those that a word of 64 bits has no bit for
 
   static void arrive(ArrivePack* pack, ArrivePack value) {
     relaxed_arrive ? store_relaxed(pack, value) : Protocol::arrive(pack, value);
@@ -38,6 +39,9 @@ struct Planted : Protocol {
   }
   static bool reached(uint64_t seen, uint64_t target) {
     return equality_wait ? seen == target : Protocol::reached(seen, target);
+  }
+  static int known_ranks(int world_size) {
+    return forgets_ranks && world_size > 64 ? 64 : Protocol::known_ranks(world_size);
   }
   static void begin_kernel() {
     if (awaits_stream) Protocol::begin_kernel();
@@ -92,6 +96,7 @@ inline bool plant(const std::string& name) {
       {"switch_without_words", &switch_drops_words},
       {"misplaced_parts", &Machine::misplaces_parts},
       {"swapped_parts", &Machine::swaps_parts},
+      {"forgotten_ranks", &Planted::forgets_ranks},
   };
   const auto found = switches.find(name);
   if (found == switches.end()) return false;
