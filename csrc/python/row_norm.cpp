@@ -100,13 +100,13 @@ PyObject* make(PyObject* type, PyObject* const* args, size_t flagged_num, PyObje
   return object;
 }
 
+// Python visits the class of an heir's object itself.
 int traverse(PyObject* self, visitproc visit, void* arg) {
   const RowNorm& norm = norm_of(self);
   Py_VISIT(norm.weight);
   Py_VISIT(norm.residual);
   Py_VISIT(norm.summed);
   Py_VISIT(norm.scales);
-  if (Py_TYPE(self)->tp_flags & Py_TPFLAGS_HEAPTYPE) Py_VISIT(Py_TYPE(self));
   return 0;
 }
 

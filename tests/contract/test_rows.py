@@ -6,6 +6,7 @@ width. Below: ranks that follow their sums by other steps than their peers, call
 memory that changes, and refused arguments.
 """
 
+import gc
 import random
 from collections.abc import Callable
 from typing import Any
@@ -361,3 +362,10 @@ def test_a_norm_cannot_be_changed() -> None:
     for wrong in ({"bias": 1}, {"weight": None}):
         with pytest.raises(TypeError):
             fastcoll.RMSNorm(ones(64), **wrong)  # type: ignore[arg-type]
+
+
+def test_the_garbage_collector_meets_each_reference_of_a_norm_once() -> None:
+    weight, residual = ones(64), ones(64)
+    norm = fastcoll.RMSNorm(weight, residual=residual)
+    met = [id(one) for one in gc.get_referents(norm) if one is not None]
+    assert sorted(met) == sorted(map(id, (fastcoll.RMSNorm, weight, residual)))
