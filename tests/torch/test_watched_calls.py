@@ -15,6 +15,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from fastcoll.integrations import torch_backend
 from tests.support.backends import TorchGroup, on_backend
 from tests.support.harness import Pool, Rank, Setup
 from tests.support.verb_calls import VERB_CALLS
@@ -115,7 +116,8 @@ def numbers(rank: Rank) -> list[int]:
     for call in (dist.barrier, lambda: dist.all_reduce(torch.ones(2)), dist.barrier):
         call()
         seen.append(group._get_sequence_number_for_group())
-    group._set_sequence_number_for_group()
+    if hasattr(dist.ProcessGroup, "_set_sequence_number_for_group"):  # up to torch 2.13
+        group._set_sequence_number_for_group()
     return seen
 
 
@@ -220,3 +222,13 @@ def own_calls(rank: Rank) -> dict[str, list[str]]:
 def test_own_calls_are_not_seen(pools: Pools, clusters: Callable[[str], Pool], nodes: str) -> None:
     pool = clusters(nodes) if "b" in nodes else pools(len(nodes))
     assert pool.run(own_calls) == [{}] * len(nodes)
+
+
+def test_a_torch_that_sets_no_sequence_number_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, gone = "_get_sequence_number_for_group", "_set_sequence_number_for_group"
+    torchs = getattr(dist.ProcessGroup, kept)
+    monkeypatch.setattr(dist.ProcessGroup, kept, torchs)  # as it was, behind this test
+    monkeypatch.delattr(dist.ProcessGroup, gone, raising=False)
+    torch_backend._count_calls()
+    assert getattr(dist.ProcessGroup, kept) is not torchs
+    assert not hasattr(dist.ProcessGroup, gone)

@@ -259,7 +259,8 @@ def _hear_new_limits() -> None:
 def _count_calls() -> None:
     """Let a compiled group tell its sequence number: torch asks its own backends only."""
     for method in ("_set_sequence_number_for_group", "_get_sequence_number_for_group"):
-        setattr(ProcessGroup, method, _asked_of_ours(method, getattr(ProcessGroup, method)))
+        if torchs := getattr(ProcessGroup, method, None):  # torch 2.14 has no "_set"
+            setattr(ProcessGroup, method, _asked_of_ours(method, torchs))
 
 
 def _asked_of_ours(method: str, torchs: Any) -> Any:
