@@ -48,10 +48,13 @@ bool are_apart(const StridedView& a, const StridedView& b) {
 bool may_overlap_itself(const StridedView& view) {
   std::array<std::pair<int64_t, int64_t>, StridedView::kMostDims> dims;  // stride, size
   size_t num_dims = 0;
-  for (int i = 0; i < view.tensor.ndim; ++i)
-    if (view.tensor.shape[i] > 1)
-      dims[num_dims++] = {std::abs(view.strides_bytes[size_t(i)]), view.tensor.shape[i]};
-  std::sort(dims.begin(), dims.begin() + num_dims);
+  for (int i = 0; i < view.tensor.ndim; ++i) {
+    if (view.tensor.shape[i] <= 1) continue;
+    const std::pair dim(std::abs(view.strides_bytes[size_t(i)]), view.tensor.shape[i]);
+    size_t place = num_dims++;  // sorted by hand: GCC 16 warns of std::sort in a small array
+    for (; place > 0 && dim < dims[place - 1]; --place) dims[place] = dims[place - 1];
+    dims[place] = dim;
+  }
   auto reach = int64_t(dtype_size(view.tensor.dtype));
   for (size_t i = 0; i < num_dims; ++i) {
     const auto [stride, size] = dims[i];
