@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`import fastcoll` loads no module that few programs need."""
 
+import importlib
 import json
+import sys
 
 import pytest
 
+from fastcoll import native
 from tests.support.programs import run_python
 
 # With the module that needs each of them.
@@ -46,3 +49,15 @@ def test_names_of_later_modules_are_public() -> None:
     assert fastcoll.launch.__module__ == "fastcoll.ranks.functions"
     with pytest.raises(AttributeError, match="has no attribute 'all_redcue'"):
         fastcoll.all_redcue  # noqa: B018
+
+
+@pytest.mark.parametrize("has_gil", [True, False])
+def test_only_a_python_that_keeps_the_gil_off_is_refused(
+    monkeypatch: pytest.MonkeyPatch, has_gil: bool
+) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: has_gil, raising=False)
+    if has_gil:
+        assert importlib.reload(native) is native
+        return
+    with pytest.raises(ImportError, match="needs the GIL: start Python without PYTHON_GIL=0"):
+        importlib.reload(native)
