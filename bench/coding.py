@@ -3,8 +3,9 @@
 
     python bench/coding.py [FILE.json]
 
-4 Mi float32 elements, at each SIMD level of this CPU. Levels, formats and steps take turns. Prints
-GB/s of float32 elements, by medians. Half a minute. Nothing else should run meanwhile.
+4 Mi float32 elements, at each SIMD level of this CPU, and a plain copy of them: memory allows no
+more. Levels, formats and steps take turns. Prints GB/s of float32 elements, by medians. Half a
+minute. Nothing else should run meanwhile.
 """
 
 import argparse
@@ -46,6 +47,8 @@ def main() -> None:
     origin = provenance()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     steps = {(wire, name): step for wire in WIRES for name, step in steps_of(wire).items()}
+    source, target = torch.randn(NUMEL), torch.empty(NUMEL)
+    steps[Wire.none, "copy"] = lambda: target.copy_(source)
     rows = [(level, *key) for level in _C.simd_levels() for key in steps]
     times_s: dict[tuple[str, Wire, str], list[float]] = {row: [] for row in rows}
     for _ in range(1 + ROUNDS):

@@ -221,12 +221,17 @@ def _rows(of: Results) -> Iterator[str]:
 
 def _coding(of: Results) -> Iterator[str]:
     """Yield the speed of coding elements that cross between nodes, by SIMD level."""
+    steps = ("code", "add 2", "decode", "copy")
+
+    def cell(speeds: Json, step: str) -> str:
+        return format_number(speeds[step]) if step in speeds else ""
+
     rows = [
-        [f"{wire}, {level}", *(format_number(speed) for speed in speeds.values())]
+        [f"{wire}, {level}", *(cell(speeds, step) for step in steps)]
         for level, formats in of.documents.get("coding", {}).get("gbps", {}).items()
         for wire, speeds in formats.items()
     ]
-    yield from _table(["one core, GB/s of float32 elements", "code", "add 2", "decode"], rows)
+    yield from _table(["one core, GB/s of float32 elements", *steps], rows)
 
 
 def _jax(of: Results) -> Iterator[str]:
