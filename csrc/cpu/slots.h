@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ring of slots in a rank's scratch: which slot a segment has, and from when it may be written.
 //
-// A line that peers' caches still hold is taken back from them before it is written, which takes
-// longer than fetching one that they have let go of. So a message goes to other lines each time:
-// the slots go by turns, and so do the places in a slot. A call that stages nothing takes no turn.
-// Barriers between other calls would else leave every second slot out: half a ring fits a cache.
-// Measured by turns on a Zen 4, whose L2 has 1 MiB: with 8 slots a reduce_scatter of 64 KiB
-// takes 1.4 times as long, and behind a barrier 1.9 times. An all_reduce takes few slots and gains
-// nothing.
+// Peers' caches may still hold a line that is written again. Then it is taken back from them first,
+// which takes longer than fetching a line that no cache holds. So a message goes to other lines
+// each time: the slots go by turns, and so do the places in a slot. A call that stages nothing
+// takes no turn. Barriers between other calls would else leave every second slot out: half a ring
+// fits a cache. Measured by turns on a Zen 4, whose L2 has 1 MiB: with 8 slots a reduce_scatter of
+// 64 KiB takes 1.4 times as long. Behind a barrier it took 1.9 times as long. An all_reduce takes
+// few slots and gains nothing.
 #pragma once
 
 #include <algorithm>

@@ -95,8 +95,8 @@ def staged_us(request: Request, calibrated: Costs | None) -> float:
     prices = _prices(request, calibrated, max(gives, gets))
     costs = shared.costs(request, calibrated)
     if request.verb is Verb.all_to_all and not request.on_gpu and shared.share(request) > 1:
-        # What a rank stages for all others leaves the caches that they share before it is read:
-        # fits where single copies win, 4 ranks on 2 CPUs of a Xeon, a Zen 3 and a Zen 4.
+        # Parts for all others leave the shared caches before they are read. Fits where single
+        # copies win with 4 ranks on 2 CPUs.
         gets *= 2
     from_root = request.verb in (Verb.broadcast, Verb.scatter)
     if request.on_gpu and from_root and shared.share(request) == 1:
