@@ -46,6 +46,7 @@ def main() -> None:
     args = parser.parse_args()
     origin = provenance()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
     steps = {(wire, name): step for wire in WIRES for name, step in steps_of(wire).items()}
     source, target = torch.randn(NUMEL), torch.empty(NUMEL)
     steps[Wire.none, "copy"] = lambda: target.copy_(source)
