@@ -25,7 +25,7 @@ inline constexpr size_t kInlineMaxBytes = 2048;
 // Staging: 3 MiB per rank, so that caches have let go of a place when its turn comes (cpu/slots.h).
 inline constexpr int kNumSlots = 12;
 inline constexpr size_t kSlotBytes = size_t{256} << 10;
-// The least bytes of a place within a slot, which small messages take by turns (cpu/group.h).
+// The least bytes of a place within a slot, which small messages take by turns (cpu/slots.h).
 inline constexpr size_t kLeastPlaceBytes = size_t{8} << 10;  // less gains nothing more
 // A two_shot takes so many of them: with fewer slots a line is written again sooner, while it is
 // still in the cache. Three are the least that its pipeline needs.
