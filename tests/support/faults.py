@@ -212,17 +212,29 @@ def raise_out_of_time(*_: object) -> None:
 
 def be_interrupted(scene: Scene) -> Rows:
     """Hear a Ctrl-C in each call in turn."""
-    return {name: _interrupted(scene, name, signal.SIGINT) for name in scene.groups}
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    return {name: _interrupted(scene, name, interrupt) for name in scene.groups}
 
 
 def hear_a_handler(scene: Scene) -> Rows:
-    """Hear a signal whose handler raises in each call in turn."""
+    """Hear a signal whose handler raises in each call in turn.
+
+    Another thread takes the signal. So it ends no system call of the thread that waits, which has
+    to look by itself whether a handler is to run.
+    """
     signal.signal(signal.SIGUSR2, raise_out_of_time)
-    return {name: _interrupted(scene, name, signal.SIGUSR2) for name in scene.groups}
+
+    def take_signal() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
+
+    return {name: _interrupted(scene, name, take_signal) for name in scene.groups}
 
 
-def _interrupted(scene: Scene, name: str, number: int) -> list[Attempt]:
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), number))
+def _interrupted(scene: Scene, name: str, interrupt: Callable[[], None]) -> list[Attempt]:
+    timer = threading.Timer(0.3, interrupt)
     timer.start()
     row = scene.make(name)
     timer.cancel()

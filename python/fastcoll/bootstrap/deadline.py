@@ -15,6 +15,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 # A wait looks at the clock this often, so that a longer time between two looks was not waited.
+# Python runs signal handlers between two slices, too. A signal that another thread takes, or that
+# comes just before the system call, does not end that call. So no wait may be one long call.
 _SLICE_S = 0.1
 # The most that counts of a longer time. On a loaded machine that runs a waiting thread only every T
 # seconds a limit takes T / 0.5 s times as long.
@@ -47,7 +49,7 @@ running_s = _RunningClock().now_s
 
 
 class Deadline:
-    """The end of a number of seconds in which this process runs."""
+    """The end of a number of seconds in which this process runs; it may be infinite."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s

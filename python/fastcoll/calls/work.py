@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from math import isnan, prod
+from math import inf, isnan, prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -176,8 +176,10 @@ class QueuedWork(Work):
         limit_s = limit_of_wait(timeout)
         self._refuse_in_child()
         # Without a limit here: the call has its own, and a queue without a thread fails its works.
-        if not (self._done.wait() if limit_s is None else Deadline(limit_s).wait(self._done.wait)):
-            raise CollectiveTimeout(f"the call is not complete after {limit_s:g} s; it goes on")
+        deadline = Deadline(limit_s or inf)
+        if not deadline.wait(self._done.wait):
+            text = f"the call is not complete after {deadline.limit_s:g} s; it goes on"
+            raise CollectiveTimeout(text)
         if self._error is not None:
             raise self._error
         return True
@@ -299,7 +301,7 @@ class CallQueue:
         with self._lock:
             last = self._waiting[-1] if self._waiting else None
         if last is not None:
-            last._done.wait()
+            Deadline(inf).wait(last._done.wait)
 
     def _drain(self) -> None:
         late: list[Callable[[], None]] = []  # futures for which there is no other thread
