@@ -4,9 +4,9 @@
 // A sender offers a message in a place of its channel to the peer; a small message comes with its
 // offer. The receiver looks for the oldest offer with its tag. It grants a large one, whose chunks
 // go through the channel's ring, one message of a pair at a time. So both ranks copy at the same
-// time. But if the sender does something else meanwhile, the receiver copies the message out of the
-// sender's memory, if it may. All operations of a rank make progress whenever one of its threads
-// polls, for whichever operation.
+// time. If the sender does something else meanwhile, or both send large messages, the receiver
+// copies alone: out of the sender's memory, if it may. All operations of a rank make progress
+// whenever one of its threads polls, for whichever operation.
 //
 // Why offers and grants: in an eager channel per pair, a message without a receive would block the
 // next one with another tag. An offer is a line in a table; the receiver chooses, and only then do
@@ -20,6 +20,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
@@ -245,6 +246,8 @@ class PointToPoint {
   // The places whose messages are taken, as bits.
   uint32_t find_free(const PairChannel& channel, const PairChannel& back) const;
   bool advance_receive(Transfer& transfer);
+  // Whether I send a message, too, and both are so large that each is to be copied once.
+  bool is_exchanged(const Transfer& receive) const;
   // Whether the sender of a message that I may copy is there to copy its half.
   bool comes_in_chunks(const Transfer& transfer, const Message& message, bool is_busy) const;
   bool copy_out(Transfer& transfer, const Message& message, PairChannel& back);

@@ -146,7 +146,9 @@ bool PointToPoint<P>::advance_receive(Transfer& transfer) {
   }
   Transfer*& mover = movers_[size_t(transfer.peer)];
   if (message.address != 0 && mover != &transfer) {
-    if (!transfer.is_copied && !comes_in_chunks(transfer, message, mover != nullptr)) {
+    if (is_exchanged(transfer)) {
+      transfer.is_copied = true;
+    } else if (!transfer.is_copied && !comes_in_chunks(transfer, message, mover != nullptr)) {
       const int64_t most_us = kPatienceUs + int64_t(transfer.num_bytes / kPatienceBytes);
       if (looks_again_ && !mover && now_us() - transfer.matched_us < most_us) return false;
       transfer.is_copied = true;
@@ -185,6 +187,14 @@ bool PointToPoint<P>::comes_in_chunks(const Transfer& transfer, const Message& m
   if (is_busy || copies_always_ || group_.is_crowded()) return false;
   return (message.tag_and_dtype & Message::kWaited) != 0 ||
          P::load_relaxed(group_.pad(transfer.peer).polling.value) != 0;
+}
+
+template <class P>
+bool PointToPoint<P>::is_exchanged(const Transfer& receive) const {
+  if (receive.num_bytes < least_exchanged_bytes) return false;
+  return std::any_of(open_.begin(), open_.end(), [](const auto& one) {
+    return one->sends && !one->done && one->num_bytes >= least_exchanged_bytes;
+  });
 }
 
 template <class P>

@@ -234,6 +234,20 @@ void choose_copies() {
       }
 }
 
+// A receiver that sends as large a message copies alone, and at once, though the sender waits.
+void copy_exchanged_messages() {
+  const size_t usual = std::exchange(fastcoll::least_exchanged_bytes, kLarge);
+  for (const size_t sent_bytes : {kLarge, kLarge - 4, size_t{0}}) {
+    Large large(false, false);
+    std::vector<std::byte> got(kLarge), data(sent_bytes);
+    const Posted send = large.pairs.send(1, 0, kLarge, 5, 3);
+    if (sent_bytes != 0) large.start(0, data, true);
+    const auto receive = large.start(0, got, false);
+    require_equal(bool(receive->done), sent_bytes == kLarge, "whether the receiver copies alone");
+  }
+  fastcoll::least_exchanged_bytes = usual;
+}
+
 // A peer that does its part, and ends the group while this rank sleeps, has done it. All other
 // transfers fail.
 void end_broken_transfers() {
@@ -376,6 +390,7 @@ int main() {
   tell_of_others();
   show_blocked_waits();
   choose_copies();
+  copy_exchanged_messages();
   end_broken_transfers();
   show_polling();
   be_patient();
