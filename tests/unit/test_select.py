@@ -209,8 +209,8 @@ def reduced_by(num_bytes: int) -> str:
 
 def moved_by(verb: Verb, num_bytes: int, vendor: str, world: int = 2, **options: Any) -> str:
     request = Request(
-        *(verb, DType.uint8, Op.SUM, num_bytes, 0, world, "auto", "same_bits", 2),
-        **{"single_copy": "auto", "cpu_vendor": vendor, **options},
+        *(verb, DType.uint8, Op.SUM, num_bytes, 0, world, "auto", "same_bits"),
+        **{"num_cpus": 2, "single_copy": "auto", "cpu_vendor": vendor, **options},
     )
     return select(request, algorithms.ALL).plan.algorithm.name
 
@@ -227,8 +227,10 @@ def test_single_copies_are_taken_where_they_were_measured_to_be_quicker() -> Non
     # Where ranks share CPUs a scatter's root stages a segment a turn.
     assert moved_by(Verb.scatter, 256 << 10, "AuthenticAMD", 4) == "single_copy"
     assert moved_by(Verb.scatter, 256 << 10, "AuthenticAMD", 2) == "direct"
-    # One copy into scratch serves seven readers.
-    assert moved_by(Verb.all_gather, 1 << 20, "GenuineIntel", 8) == "direct"
+    # One copy into scratch serves seven readers, unless it leaves the caches before they read it.
+    assert moved_by(Verb.all_gather, 1 << 20, "GenuineIntel", 8, num_cpus=8) == "direct"
+    assert moved_by(Verb.all_gather, 1 << 20, "GenuineIntel", 8) == "single_copy"
+    assert moved_by(Verb.scatter, 1 << 20, "GenuineIntel", 2) == "single_copy"
 
 
 def test_single_copies_can_be_forced_and_forbidden() -> None:

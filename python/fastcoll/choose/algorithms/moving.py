@@ -85,8 +85,9 @@ def _moving_us(request: Request, give_us: float, get_us: float) -> float:
         if request.verb is Verb.gather:
             return ((ranks - 1) * give_us + get_us) * share / ranks
         return (give_us + (ranks - 1) * get_us) * share / ranks
-    # The root's copies run beside the others'; only a scatter's root may have more to do than they.
-    return give_us + get_us if request.verb is Verb.scatter and ranks > 2 else get_us
+    # The root's copies run beside the others'. Only a scatter's root has more to do: its own part
+    # comes on top.
+    return give_us + get_us if request.verb is Verb.scatter else get_us
 
 
 def staged_us(request: Request, calibrated: Costs | None) -> float:
@@ -94,9 +95,9 @@ def staged_us(request: Request, calibrated: Costs | None) -> float:
     gives, gets = _bytes(request)
     prices = _prices(request, calibrated, max(gives, gets))
     costs = shared.costs(request, calibrated)
-    if request.verb is Verb.all_to_all and not request.on_gpu and shared.share(request) > 1:
-        # Parts for all others leave the shared caches before they are read. Fits where single
-        # copies win with 4 ranks on 2 CPUs.
+    if request.verb in _SYMMETRIC and not request.on_gpu and shared.share(request) > 1:
+        # The parts of all leave the shared caches before they are read. Fits where single copies
+        # win with 4 ranks on 2 CPUs.
         gets *= 2
     from_root = request.verb in (Verb.broadcast, Verb.scatter)
     if request.on_gpu and from_root and shared.share(request) == 1:
