@@ -217,10 +217,11 @@ def moved_by(verb: Verb, num_bytes: int, vendor: str, world: int = 2, **options:
 
 def test_single_copies_are_taken_where_they_were_measured_to_be_quicker() -> None:
     """The rows of bench/results in which Open MPI, which copies so, is quicker than staging."""
-    for size in (256 << 10, 1 << 20, 4 << 20, 32 << 20):
+    for size in (512 << 10, 1 << 20, 4 << 20, 32 << 20):
         assert moved_by(Verb.all_gather, size, "GenuineIntel") == "single_copy"
         assert moved_by(Verb.all_to_all, size, "GenuineIntel") == "single_copy"
         assert moved_by(Verb.broadcast, size, "GenuineIntel") == "direct"
+    assert moved_by(Verb.scatter, 256 << 10, "GenuineIntel") == "direct"
     assert moved_by(Verb.all_gather, 1 << 20, "AuthenticAMD") == "direct"
     assert moved_by(Verb.all_gather, 32 << 20, "AuthenticAMD") == "direct"
     assert moved_by(Verb.all_gather, 4 << 10, "GenuineIntel") == "direct"

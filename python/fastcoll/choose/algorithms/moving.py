@@ -40,7 +40,7 @@ _LARGE = {
     "AuthenticAMD": Prices(give=1 / 15e3, get=1 / 15e3, read=1 / 6e3),
 }
 _LARGE_BYTES = 8 << 20  # both ways tie on both
-_CALL_US = 1.5  # of the kernel, for a piece of memory to be read: measured
+_CALL_US = 2.0  # of the kernel, for a piece of memory to be read: fits 256 KiB on a Xeon
 # The assumed size of parts whose size only their two ranks know: one for which the way matters.
 # Small ones are staged in any case.
 _COUNTED_BYTES = 1 << 20
@@ -96,9 +96,9 @@ def staged_us(request: Request, calibrated: Costs | None) -> float:
     prices = _prices(request, calibrated, max(gives, gets))
     costs = shared.costs(request, calibrated)
     if request.verb in _SYMMETRIC and not request.on_gpu and shared.share(request) > 1:
-        # The parts of all leave the shared caches before they are read. Fits where single copies
-        # win with 4 ranks on 2 CPUs.
-        gets *= 2
+        # The parts of all leave the shared caches before they are read, more so if each rank has
+        # its own. Fits where single copies win with 4 ranks on 2 CPUs.
+        gets = gets * 2 if request.verb is Verb.all_to_all else gets * 3 // 2
     from_root = request.verb in (Verb.broadcast, Verb.scatter)
     if request.on_gpu and from_root and shared.share(request) == 1:
         gets *= request.world_size - 1  # all leave by the root's one link
