@@ -361,24 +361,25 @@ def test_another_destination_or_verb_is_no_gather(pools: Pools) -> None:
         assert "rank 0: 0, rank 1: 1, rank 2: 2" in destination.text
 
 
-def missing(rank: Rank) -> Attempt | None:
+def wait_for_late_ranks(rank: Rank, late: tuple[int, ...]) -> Attempt:
+    """Late ranks come when the others no longer wait for them."""
     group = rank.comm.new_group()
     fastcoll.monitored_barrier(group)
-    one = None
-    if rank.rank in (0, 3):
-        one = attempt(fastcoll.monitored_barrier, group, timedelta(seconds=0.8))
-        rank.tell(f"rank {rank.rank} missed some")
-    else:
-        for waiter in (0, 3):
-            rank.wait_for(f"rank {waiter} missed some")
+    others = [one for one in range(rank.world_size) if one not in late]
+    for other in others if rank.rank in late else ():
+        rank.wait_for(f"rank {other} missed {late}")
+    one = attempt(fastcoll.monitored_barrier, group, timedelta(seconds=0.8))
+    rank.tell(f"rank {rank.rank} missed {late}")
     group.close()
     return one
 
 
-def test_a_monitored_barrier_names_all_who_are_missing(pools: Pools) -> None:
-    first, _, _, last = pools(4).run(missing)
-    for one in (first, last):
-        assert one.kind == "CollectiveTimeout"
-        assert one.ranks == (1, 2)
-        assert "rank 1" in one.text
-        assert "rank 2" in one.text
+@pytest.mark.parametrize(("nodes", "late"), [("", (1, 2)), ("aab", (2,)), ("aab", (0, 1))])
+def test_a_monitored_barrier_names_all_who_are_late(
+    pools: Pools, clusters: Pools, nodes: str, late: tuple[int, ...]
+) -> None:
+    pool = clusters(nodes) if nodes else pools(4)
+    for one in pool.run(wait_for_late_ranks, late):
+        assert one.kind == "CollectiveTimeout", one
+        assert one.ranks == late
+        assert all(f"rank {rank}" in one.text for rank in late) or nodes, one

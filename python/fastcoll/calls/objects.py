@@ -247,10 +247,13 @@ class ObjectMethods(GroupCalls):
     ) -> None:
         """See `fastcoll.monitored_barrier`."""
         del wait_all_ranks  # an error names all missing ranks in any case
-        if isinstance(timeout, timedelta):
-            self.barrier(timeout=timeout)
-        else:
-            self.barrier(timeout_s=timeout)
+        # The second one ends only where all have passed the first. Over nodes a late rank still
+        # finds there what the others left, though they no longer wait for it.
+        for _ in range(2):
+            if isinstance(timeout, timedelta):
+                self.barrier(timeout=timeout)
+            else:
+                self.barrier(timeout_s=timeout)
 
 
 def _check_list(objects: object) -> None:
