@@ -193,7 +193,7 @@ template <class P>
 bool PointToPoint<P>::is_exchanged(const Transfer& receive) const {
   if (receive.num_bytes < least_exchanged_bytes) return false;
   return std::any_of(open_.begin(), open_.end(), [](const auto& one) {
-    return one->sends && !one->done && one->num_bytes >= least_exchanged_bytes;
+    return one->sends && one->num_bytes >= least_exchanged_bytes;
   });
 }
 

@@ -236,14 +236,18 @@ void choose_copies() {
 
 // A receiver that sends as large a message copies alone, and at once, though the sender waits.
 void copy_exchanged_messages() {
-  const size_t usual = std::exchange(fastcoll::least_exchanged_bytes, kLarge);
-  for (const size_t sent_bytes : {kLarge, kLarge - 4, size_t{0}}) {
+  constexpr size_t kLeast = 2 * kLarge;
+  const size_t usual = std::exchange(fastcoll::least_exchanged_bytes, kLeast);
+  using Bytes = std::pair<size_t, size_t>;
+  for (const auto& [sent, received] :
+       {Bytes{kLeast, kLeast}, {kLeast - 4, kLeast}, {0, kLeast}, {kLeast, kLeast - 4}}) {
     Large large(false, false);
-    std::vector<std::byte> got(kLarge), data(sent_bytes);
-    const Posted send = large.pairs.send(1, 0, kLarge, 5, 3);
-    if (sent_bytes != 0) large.start(0, data, true);
+    std::vector<std::byte> got(received), data(sent);
+    const Posted send = large.pairs.send(1, 0, received, 5, 3);
+    if (sent != 0) large.start(0, data, true);
     const auto receive = large.start(0, got, false);
-    require_equal(bool(receive->done), sent_bytes == kLarge, "whether the receiver copies alone");
+    const bool copies = sent == kLeast && received == kLeast;
+    require_equal(bool(receive->done), copies, "whether the receiver copies alone");
   }
   fastcoll::least_exchanged_bytes = usual;
 }
