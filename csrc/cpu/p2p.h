@@ -250,6 +250,10 @@ class PointToPoint {
   bool is_exchanged(const Transfer& receive) const;
   // Whether the sender of a message that I may copy is there to copy its half.
   bool comes_in_chunks(const Transfer& transfer, const Message& message, bool is_busy) const;
+  // Whether a receive that does not move gives the sender of its message a moment to wait for it.
+  bool is_patient(const Transfer& transfer) const {
+    return transfer.matched_us != 0 && movers_[size_t(transfer.peer)] != &transfer;
+  }
   bool copy_out(Transfer& transfer, const Message& message, PairChannel& back);
   bool taken(Transfer& transfer, PairChannel& back);
   size_t next_chunk(const Transfer& transfer) const {

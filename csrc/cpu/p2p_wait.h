@@ -96,6 +96,7 @@ void PointToPoint<P>::rest(const Transfer* awaited) {
       P::set_sleepers(*line);
       is_sure = membarrier_everywhere();
       if (P::kLooksBeforeSleep && pass(true)) return;
+      if (is_patient(*awaited)) line = nullptr;  // nobody wakes it
     }
   }
   // The group may be closed by now; then the kernel finds no such memory.

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a rank spins on for a late message (patience.h). The operating system is lone_machine.h.
+// How a rank waits for a late message: whether it spins on (patience.h), and what it does when it
+// wakes up. The operating system is lone_machine.h.
 //
 //   test_transfer_spins
 #include <cstdio>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "lone_machine.h"
 #include "lone_pairs.h"
@@ -79,11 +83,40 @@ void stop_spinning() {
   require(machine::take_steps().starts_with("1 x barrier"), "a rank that was held up rests");
 }
 
+// A rank that slept until a large message came gives its sender a moment to begin its wait. It does
+// not sleep meanwhile, as a sender that does something else wakes nobody.
+void wake_up_for_a_large_message() {
+  constexpr size_t kNumBytes = size_t{4} << 20;
+  machine::clear();
+  Pairs pairs(2, [](GroupOptions& options) { options.num_cpus = 2; });
+  for (const int rank : {0, 1}) pairs.engine(rank).allow_single_copy(false);
+  const Posted receive = pairs.receive(0, 1, kNumBytes);
+  std::vector<std::byte> data(kNumBytes, std::byte{3});
+  const auto send = std::make_shared<Transfer>();
+  send->sends = true;
+  send->tag = receive.transfer->tag;
+  send->dtype = receive.transfer->dtype;
+  send->numel = receive.transfer->numel;
+  send->num_bytes = kNumBytes;
+  send->data = data.data();
+  send->timeout_s = kLimitS;
+  machine::on_sleep = [&, is_sent = false]() mutable {
+    if (!std::exchange(is_sent, true)) pairs.engine(1).start({&send, 1}, pairs.world.host(1));
+  };
+  require_equal(pairs.wait(0, receive).text, "no error", "a large message");
+  require_message(receive, 3);
+  require_equal(machine::take_steps(),
+                "64 x yield, 1 x barrier, 1 x sleep of 20000 at 0, 1 x wake, 1 x barrier, "
+                "1 x nap of 100",
+                "the steps of its wait");
+}
+
 }  // namespace
 
 int main() {
   spin_on();
   stop_spinning();
+  wake_up_for_a_large_message();
   std::printf("ok\n");
   return 0;
 }
