@@ -188,6 +188,8 @@ class PointToPoint {
   bool poll_until(Over over, Host& host, const Transfer* awaited);
   template <class Over>
   bool poll(Over over, Host& host, const Transfer* awaited, bool& is_blocked);
+  // Each millisecond of a wait: why does nothing move? False: the program was interrupted.
+  bool look_around(Host& host, int64_t& next_patrol_us, bool moves);
   void rest(const Transfer* awaited);
   bool interrupt(const std::string& interruption);
 

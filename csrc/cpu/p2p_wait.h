@@ -42,6 +42,9 @@ bool PointToPoint<P>::poll(Over over, Host& host, const Transfer* awaited, bool&
     if (moved) {
       looked_us = 0;
       if (awaited || is_under_way) round = 0;
+      if (!is_under_way) continue;
+      host.blocking();  // a large message takes its time
+      if (!look_around(host, next_patrol_us, true)) return false;
       continue;
     }
     if (round < P::kTransferSpins) {
@@ -70,14 +73,22 @@ bool PointToPoint<P>::poll(Over over, Host& host, const Transfer* awaited, bool&
       sched_yield();
       company.note_pause(before_us, now_us());
     }
-    if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {
-      next_patrol_us = time_us + kPatrolUs;
-      if (host.interrupted()) return interrupt(host.interruption());
-      const std::lock_guard guard(mutex_);
-      patrol(time_us);
-    }
+    if (!look_around(host, next_patrol_us, false)) return false;
   }
   if (is_blocked && is_main_thread()) patience_.note_wait(now_us() - late_us);
+  return true;
+}
+
+template <class P>
+bool PointToPoint<P>::look_around(Host& host, int64_t& next_patrol_us, bool moves) {
+  const int64_t time_us = now_us();
+  if (next_patrol_us == 0) next_patrol_us = time_us + kPatrolUs;
+  if (time_us < next_patrol_us) return true;
+  next_patrol_us = time_us + kPatrolUs;
+  if (host.interrupted()) return interrupt(host.interruption());
+  if (moves) return true;
+  const std::lock_guard guard(mutex_);
+  patrol(time_us);
   return true;
 }
 

@@ -111,11 +111,48 @@ void wake_up_for_a_large_message() {
                 "the steps of its wait");
 }
 
+// A wait for a small message moves a large one as well. Meanwhile other threads run, and the
+// program may stop the wait.
+void be_interrupted_in_a_large_message() {
+  constexpr size_t kNumBytes = size_t{16} << 20;
+  machine::clear();
+  Pairs pairs(2, [](GroupOptions& options) { options.num_cpus = 2; });
+  for (const int rank : {0, 1}) pairs.engine(rank).allow_single_copy(true);
+  const Posted send = pairs.send(1, 0, kNumBytes, 5, 3);
+  const Posted large = pairs.receive(0, 1, kNumBytes, 5), small = pairs.receive(0, 1, 8, 6);
+  P::on_load = [&](const uint64_t& word) {  // behind the copy of each piece
+    if (&word == &pairs.world.pad(0).poison.value) machine::time_us += 500;
+  };
+  LoneHost& host = pairs.world.host(0);
+  host.is_interrupted = true;
+  host.hook = [&] { require(host.num_waits > 0, "other threads of the program run"); };
+  require_equal(pairs.wait(0, small).text, "interrupted", "a wait that moves a large message");
+  P::on_load = {};
+  require(large.transfer->moved_bytes < kNumBytes, "it is heard before all of that has come");
+}
+
+// No limit ends a message that moves.
+void move_beyond_the_limit() {
+  constexpr size_t kNumBytes = size_t{16} << 20;
+  machine::clear();
+  Pairs pairs(2, [](GroupOptions& options) { options.num_cpus = 2; });
+  for (const int rank : {0, 1}) pairs.engine(rank).allow_single_copy(true);
+  const Posted send = pairs.send(1, 0, kNumBytes, 5, 3), receive = pairs.receive(0, 1, kNumBytes);
+  P::on_load = [&](const uint64_t& word) {
+    if (&word == &pairs.world.pad(0).poison.value) machine::time_us += int64_t(kLimitS * 1e6);
+  };
+  require_equal(pairs.wait(0, receive).text, "no error", "a message that moves");
+  P::on_load = {};
+  require_message(receive, 3);
+}
+
 }  // namespace
 
 int main() {
   spin_on();
   stop_spinning();
+  be_interrupted_in_a_large_message();
+  move_beyond_the_limit();
   wake_up_for_a_large_message();
   std::printf("ok\n");
   return 0;
