@@ -112,8 +112,7 @@ std::shared_ptr<QueuedCall> CallQueue::take(const QueuedCall* call) {
 }
 
 void CallQueue::put_back(std::shared_ptr<QueuedCall> call, bool is_done) {
-  if (is_done) end(call);
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock = is_done ? end(call) : std::unique_lock(mutex_);
   is_taken_ = false;
   under_way_ = nullptr;
   if (!is_done) calls_.push_front(std::move(call));
@@ -133,13 +132,14 @@ bool CallQueue::await(std::chrono::milliseconds limit) {
   return over_.wait_for(lock, limit, [this] { return num_open_ == 0; });
 }
 
-void CallQueue::end(const std::shared_ptr<QueuedCall>& call) {
+std::unique_lock<std::mutex> CallQueue::end(const std::shared_ptr<QueuedCall>& call) {
   // Before any thread learns that the call is over: a thread that waited then finds the group idle,
   // and calls without a detour.
   queued_.fetch_sub(kHere, std::memory_order_release);
   call->over();
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (--num_open_ == 0) over_.notify_all();
+  return lock;
 }
 
 void CallQueue::work_off() {
@@ -150,10 +150,11 @@ void CallQueue::work_off() {
     under_way_ = call.get();
     lock.unlock();
     call->run();
-    end(call);
+    lock = end(call);
+    under_way_ = nullptr;
+    lock.unlock();
     call.reset();
     lock.lock();
-    under_way_ = nullptr;
   }
   has_thread_ = false;
 }

@@ -79,7 +79,8 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   // Not under it. The call that rests, to go on with it here: `call`, or any if that is null.
   std::shared_ptr<QueuedCall> take(const QueuedCall* call = nullptr);
   void put_back(std::shared_ptr<QueuedCall> call, bool is_done);
-  void end(const std::shared_ptr<QueuedCall>& call);
+  // Returns with the mutex, for the caller to put the call away: from here on another may begin.
+  std::unique_lock<std::mutex> end(const std::shared_ptr<QueuedCall>& call);
   void work_off();
 
   static constexpr uint64_t kInPython = 1, kHere = uint64_t{1} << 32;

@@ -264,6 +264,59 @@ void waits_for_a_moment() {
   check(is_over, "a call is not over that nobody waits for");
 }
 
+// Notes that it is carried out, and takes its time for that.
+class Alone final : public QueuedCall {
+ public:
+  Alone(std::atomic<int>& num_running, Begun part) : num_running_(num_running), part_(part) {}
+  Begun begin() noexcept override { return part_; }
+  void run() noexcept override { work(); }
+  bool finish(Host&) noexcept override {
+    work();
+    return true;
+  }
+  void over() noexcept override { is_over = true; }
+  std::atomic<bool> is_over{false};
+
+ private:
+  void work() {
+    check(num_running_.fetch_add(1) == 0, "two calls run at once");
+    std::this_thread::sleep_for(200us);
+    num_running_.fetch_sub(1);
+  }
+  std::atomic<int>& num_running_;
+  const Begun part_;
+};
+
+// A thread whose call is over queues another one. In between a second thread begins a call: the
+// first one's is behind that. A third thread keeps the queue busy, so that there is an in-between.
+void puts_away_before_others_begin() {
+  constexpr int kRounds = 500;
+  const auto queue = std::make_shared<CallQueue>();
+  Host host;
+  std::atomic<int> num_running{0};
+  std::atomic<bool> is_done{false};
+  const auto none = std::make_shared<Alone>(num_running, Begun::no);
+  std::thread busy([&] {
+    while (!is_done) queue->linger(none.get());
+  });
+  for (int round = 0; round < kRounds; ++round) {
+    const auto call = [&](Begun part) { return std::make_shared<Alone>(num_running, part); };
+    const auto first = call(Begun::half), second = call(Begun::half), third = call(Begun::no);
+    queue->push(first);
+    std::thread other([&] {
+      while (!first->is_over) continue;
+      queue->push(second);
+      queue->finish(second.get(), host);
+    });
+    queue->finish(first.get(), host);
+    queue->push(third);
+    other.join();
+    await(*queue);
+  }
+  is_done = true;
+  busy.join();
+}
+
 // The group may be gone as soon as nothing is queued, while the thread still puts things away.
 void a_queue_outlives_its_group() {
   for (int round = 0; round < 30; ++round) {
@@ -282,6 +335,7 @@ int main() {
   python_goes_first();
   halves();
   waits_for_a_moment();
+  puts_away_before_others_begin();
   a_queue_outlives_its_group();
   drain_threads();
   std::puts("all well");

@@ -27,8 +27,9 @@ PLANTED = {
         "not idle",
     ),
     "empty before over": (
-        r"\n  call->over\(\);\n  const std::lock_guard lock\(mutex_\);\n(  if \(--num_open_ .*\n)",
-        r"\n  {\n  const std::lock_guard lock(mutex_);\n\1  }\n  call->over();\n",
+        r"\n  call->over\(\);\n  std::unique_lock lock\(mutex_\);\n(  if \(--num_open_ .*\n)",
+        r"\n  std::unique_lock lock(mutex_);\n\1  lock.unlock();\n"
+        "  call->over();\n  lock.lock();\n",
         "not everybody told|data race",
     ),
     "ahead of one that rests": (
@@ -70,6 +71,12 @@ PLANTED = {
         r"return under_way_ == call \|\| ",
         "return ",
         "is waited for|goes on",
+    ),
+    "put away when another is begun": (
+        r"std::unique_lock lock = is_done \? end\(call\) : std::unique_lock\(mutex_\);",
+        "if (is_done) end(call);\n  for (int i = 0; i < 50; ++i) sched_yield();\n"
+        "  std::unique_lock lock(mutex_);",
+        "two calls run at once",
     ),
     "gone with its group": (r"self = shared_from_this\(\)", "self = this", "ThreadSanitizer"),
 }
