@@ -174,13 +174,22 @@ bool ProcessGroup::start(std::span<const std::shared_ptr<Transfer>> transfers, H
   return p2p_->start(transfers, host);
 }
 
-bool ProcessGroup::look(const Transfer& transfer) { return p2p_->look(transfer); }
-
-bool ProcessGroup::wait(Transfer& transfer, Host& host, double limit_s) {
-  return p2p_->wait(transfer, host, limit_s);
+// A forked child has the handles of its parent's transfers, but not the memory of the channels.
+bool ProcessGroup::look(const Transfer& transfer) {
+  return forked_.load(std::memory_order_relaxed) ? transfer.done.load() : p2p_->look(transfer);
 }
 
-bool ProcessGroup::withdraw(Transfer& transfer) { return p2p_->withdraw(transfer); }
+bool ProcessGroup::wait(Transfer& transfer, Host& host, double limit_s) {
+  if (!forked_.load(std::memory_order_relaxed)) [[likely]]
+    return p2p_->wait(transfer, host, limit_s);
+  if (!transfer.done) refuse_child();
+  if (transfer.error) std::rethrow_exception(transfer.error);
+  return true;
+}
+
+bool ProcessGroup::withdraw(Transfer& transfer) {
+  return !forked_.load(std::memory_order_relaxed) && p2p_->withdraw(transfer);
+}
 
 void ProcessGroup::drive(Host& host) { p2p_->drive(host); }
 

@@ -94,6 +94,31 @@ def test_a_child_cannot_wait_for_its_parents_calls(pools: Pools, numel: int) -> 
     assert first == second == 4.0
 
 
+def fork_with_open_transfers(rank: Rank) -> tuple[list[Attempt], list[Any]]:
+    """A child asks the handle of its parent's receive, before the message and behind it."""
+    peer, got = 1 - rank.rank, torch.zeros(50_000)
+    receive = rank.comm.irecv(got, peer)
+    attempts = in_child(lambda: [attempt(receive.wait), attempt(receive.wait, 5)])
+    found = [in_child(receive.is_completed)]
+    rank.tell(f"asked {rank.rank}")
+    rank.wait_for(f"asked {peer}")
+    send = rank.comm.isend(torch.ones(50_000), peer)
+    receive.wait()
+    send.wait()
+    return attempts, [*found, in_child(receive.wait), got.sum().item()]
+
+
+@pytest.mark.parametrize("nodes", ["", "ab"], ids=["one node", "two nodes"])
+def test_a_child_cannot_wait_for_its_parents_transfers(
+    fresh_pool: Callable[..., Pool], nodes: str
+) -> None:
+    pool = fresh_pool(2, Setup(nodes=nodes))
+    for attempts, found in pool.run(fork_with_open_transfers):
+        assert [one.kind for one in attempts] == ["FastcollError" if nodes else "UsageError"] * 2
+        assert all("fork" in one.text and one.seconds < LATE_S for one in attempts)
+        assert found == [False, True, 50_000.0]
+
+
 def close_all() -> str:
     """Do as a child that ends like a program: destroy what it thinks is its own."""
     fastcoll.destroy()
