@@ -107,7 +107,8 @@ PyObject* wait_at_most(PyObject* self, double limit_s) {
   CallWork& work = work_of(self);
   try {
     if (!work.call->is_over()) {
-      work.caller.group.refuse_child();  // a child lacks the thread that would end it
+      work.caller.group.refuse_handler();  // it would wait for the call that it interrupted
+      work.caller.group.refuse_child();    // a child lacks the thread that would end it
       if (!work.call->wait(limit_s)) Py_RETURN_FALSE;
     }
     Py_CLEAR(work.kept);

@@ -219,6 +219,7 @@ FastcollOutcome queue(FastcollGroup* group, const FastcollQueuedCall* call, cons
 FastcollOutcome finish(FastcollGroup* group, const void* place, double limit_s,
                        FastcollFailure* failure) {
   return outcome_of(failure, [&] {
+    ours(group).refuse_handler();
     ours(group).refuse_child();
     WaitedTime waited(limit_s);
     WaiterHost<DetachedHost> host(waited);

@@ -2,6 +2,9 @@
 """The handles that torch.distributed gets of both backends: waiting, asking, letting go."""
 
 import contextlib
+import os
+import signal
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -102,6 +105,34 @@ def test_waiting_for_less_than_the_call_may_take(backend_pools: Pools) -> None:
     [one, other] = backend_pools(2).run(on_backend, "fastcoll", late)
     assert one == ["CollectiveTimeout", True, None]
     assert other == ["", True, None]
+
+
+def wait_in_a_handler(rank: Rank) -> list[Any]:
+    """A handler waits for the call whose wait its signal interrupted."""
+    tensor = torch.ones(4)
+    for _ in range(2):
+        dist.all_reduce(tensor, async_op=True).wait()  # type: ignore[union-attr]
+    if rank.rank == 1:
+        rank.wait_for("handled")
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    seen = []
+
+    def handle(_number: int, _frame: object) -> None:
+        seen.append(attempt(work.wait).kind)
+        rank.tell("handled")
+
+    if rank.rank == 0:
+        signal.signal(signal.SIGUSR2, handle)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+    work.wait()
+    return [seen, tensor[0].item()]
+
+
+def test_a_handler_that_waits_for_the_call_behind_it(backend_pools: Pools) -> None:
+    [one, other] = backend_pools(2).run(on_backend, "fastcoll", wait_in_a_handler)
+    assert one == [["UsageError"], 8.0]
+    assert other == [[], 8.0]
 
 
 def get_on(rank: Rank, how: str) -> list[Any]:
