@@ -104,7 +104,8 @@ class GroupArgument {
 
   // Changes the root of a call on a process group of torch, which is a global rank, to the group's.
   [[gnu::always_inline]] GroupArgument(FastVerb verb, Args& args)
-      : object(given(args[kGroup]) ? args[kGroup] : default_group_object) {
+      : object(given(args[kGroup]) ? args[kGroup] : default_group_object),
+        held_(Py_XNewRef(object)) {
     group = object == default_group_object ? default_group : group_in_object(object);
     if (group || !object || signature_of(verb).kind == VerbKind::transfer) return;
     stand_in_ = stand_in_of(object);
@@ -119,9 +120,11 @@ class GroupArgument {
   ~GroupArgument() {
     Py_XDECREF(stand_in_);
     Py_XDECREF(root_);
+    Py_XDECREF(held_);
   }
 
  private:
+  PyObject* const held_;  // another thread may close the default group meanwhile
   PyObject *stand_in_ = nullptr, *root_ = nullptr;
 };
 

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several things at once: groups in turns, threads, ranks that the kernel stops and lets go on."""
 
+import gc
 import os
 import random
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+import fastcoll
 from tests.contract.test_sequences import without_pause
 from tests.support.calls import Call, mixed
-from tests.support.harness import Pool, Pools, Rank
+from tests.support.harness import Attempt, Pool, Pools, Rank, Setup, attempt
 from tests.support.perform import Result, Started, check
 
 
@@ -73,6 +77,39 @@ def shared_group(rank: Rank, rounds: int) -> list[float]:
 
 def test_threads_that_share_a_group(pools: Pools) -> None:
     assert pools(2).run(shared_group, 300) == [[1400.0] * 900] * 2
+
+
+def receive_into(outcomes: list[Attempt]) -> None:
+    outcomes.append(attempt(fastcoll.recv, torch.zeros(3), 1))
+
+
+def leave_beside_a_receive(rank: Rank, rounds: int) -> list[tuple[bool, str]]:
+    """Whether the default group is there as long as a thread receives in it, and the outcome."""
+    seen = []
+    gc.collect()
+    gc.freeze()  # what is made from here on is soon collected
+    for number in range(rounds):
+        store = dist.PrefixStore(f"round {number}", rank.store)
+        group = weakref.ref(fastcoll.init(store=store, rank=rank.rank, world_size=2))
+        outcomes: list[Attempt] = []
+        if rank.rank == 0:
+            thread = threading.Thread(target=receive_into, args=(outcomes,))
+            thread.start()
+            time.sleep(0.05)
+            fastcoll.destroy()
+            gc.collect()
+            is_there = group() is not None or outcomes != []
+            thread.join()
+            seen.append((is_there, outcomes[0].kind))
+            rank.tell(f"left {number}")
+        rank.wait_for(f"left {number}")
+        fastcoll.destroy()
+    return seen
+
+
+def test_a_group_that_is_closed_beside_a_receive(fresh_pool: Callable[..., Pool]) -> None:
+    found = fresh_pool(2, Setup(init=False)).run(leave_beside_a_receive, 8)
+    assert found == [[(True, "UsageError")] * 8, []]
 
 
 def let_others_run(rank: Rank) -> int:
