@@ -98,8 +98,9 @@ void run(Call<P>& call, Host& host, double timeout_s) {
   Group<P>& group = call.group;
   const Plan& plan = call.plan;
   check_inlined(call);
-  group.begin(plan, staging(call), host, timeout_s);
+  const Staging staged = staging(call);
   try {
+    group.begin(plan, staged, host, timeout_s);
     if (group.world_size() == 1) run_alone(call);
     else if (is_inlined_reduction(plan)) {
       give_inlined(call);

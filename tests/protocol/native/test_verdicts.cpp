@@ -254,6 +254,15 @@ void leave_calls() {
                 ErrorKind::peer_lost, 1);
 }
 
+// Interrupted before its line is free, a call is no longer the one that runs.
+void leave_before_a_call() {
+  World world(2);
+  for (int i = 0; i < kDepth; ++i) world.pass(0);
+  world.host(0).is_interrupted = true;
+  require_equal(wait_in_vain(world).text, "interrupted", "a call that has not begun");
+  require_equal(world.group(0).call_name(), "between calls, after #5" + place(0, 2), "its name");
+}
+
 // Messages that are refused before any word is shared.
 void refuse_long_messages() {
   World world(2);
@@ -367,6 +376,7 @@ int main() {
   keep_messages();
   hear_farewells();
   leave_calls();
+  leave_before_a_call();
   refuse_long_messages();
   keep_verdicts();
   decide_in_two_threads();
