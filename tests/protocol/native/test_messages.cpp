@@ -234,6 +234,16 @@ void withdraw() {
   require(!pairs.engine(0).withdraw(*half.transfer), "a receive that has a message");
 }
 
+// Bays lie beside the first places only.
+void use_bays() {
+  Pairs pairs(2);
+  std::vector<Posted> sends;
+  for (int i = 0; i <= PairChannel::kBays; ++i)
+    sends.push_back(pairs.send(0, 1, kBay, uint32_t(i), i + 1));
+  for (int i = 0; i <= PairChannel::kBays; ++i)
+    require_equal(bool(sends[size_t(i)].transfer->done), i < PairChannel::kBays, "in a bay");
+}
+
 }  // namespace
 
 int main() {
@@ -248,6 +258,7 @@ int main() {
   take_places_in_turn();
   take_memory_in_turn();
   withdraw();
+  use_bays();
   std::printf("ok\n");
   return 0;
 }

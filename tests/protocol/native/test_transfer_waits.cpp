@@ -371,17 +371,6 @@ void be_patient() {
   require_equal(machine::take_steps(), "1 x yield", "a rank that waits is patient");
 }
 
-// Bays lie beside the first places only.
-void use_bays() {
-  machine::clear();
-  Pairs pairs(2);
-  std::vector<Posted> sends;
-  for (int i = 0; i <= PairChannel::kBays; ++i)
-    sends.push_back(pairs.send(0, 1, PairChannel::kBayBytes, uint32_t(i), i + 1));
-  for (int i = 0; i <= PairChannel::kBays; ++i)
-    require_equal(bool(sends[size_t(i)].transfer->done), i < PairChannel::kBays, "in a bay");
-}
-
 }  // namespace
 
 int main() {
@@ -398,7 +387,6 @@ int main() {
   end_broken_transfers();
   show_polling();
   be_patient();
-  use_bays();
   std::printf("ok\n");
   return 0;
 }
