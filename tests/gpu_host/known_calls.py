@@ -27,7 +27,7 @@ from tests.support.fake_ranks import (
     until,
 )
 
-SECONDS = 0.3  # of a measurement
+SECONDS = 0.05  # of a measurement
 SIDE = Stream().cuda_stream  # that of asynchronous calls
 
 

@@ -104,28 +104,59 @@ def build(
 
 Said = tuple[int, str, str]  # what a program returned, and its two streams
 
-# Torch's import takes each rank two seconds. So the ranks of all ways are forked from a process
-# that has done it. Each goes on as a main program, and ends as an interpreter ends.
+# Torch's import takes each process two seconds. So all are forked from one that has done it. Each
+# goes on as a main program, and ends as an interpreter ends.
 FORKS = """
 import json, os, sys
 import torch, torch.distributed
 
-program, folder, *ranks = json.loads(sys.argv[1])
-pids = []
-for number, words in enumerate(ranks):
+program, folder, most, *started = json.loads(sys.argv[1])
+pids, codes = [], []
+for number, words in enumerate(started):
+    if number >= most:
+        codes.append(os.waitpid(pids[number - most], 0)[1])
     pids.append(os.fork())
     if pids[-1] == 0:
         sys.argv[1:] = words
         for stream in (1, 2):
-            file = os.open(f"{folder}/rank-{number}-{stream}", os.O_WRONLY | os.O_CREAT)
+            file = os.open(f"{folder}/process-{number}-{stream}", os.O_WRONLY | os.O_CREAT)
             os.dup2(file, stream)
             os.close(file)
         break
 else:
-    print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+    codes += [os.waitpid(pid, 0)[1] for pid in pids[len(codes):]]
+    print([os.waitstatus_to_exitcode(code) for code in codes])
     sys.exit()
 exec(compile(program, "<string>", "exec"))
 """
+
+
+def run_forked(
+    folder: Path,
+    program: str,
+    arguments: Sequence[Sequence[str]],
+    options: Sequence[str] = (),
+    limit_s: float = 120,
+    most: int = 1000,
+) -> list[Said]:
+    """Runs a program with each of these arguments, no more than `most` at a time."""
+    words = json.dumps([program, str(folder), most, *arguments])
+    started = subprocess.Popen(
+        [sys.executable, *options, "-c", FORKS, words],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        codes = json.loads(started.communicate(timeout=limit_s)[0])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+    return [
+        (code, *((folder / f"process-{number}-{stream}").read_text() for stream in (1, 2)))
+        for number, code in enumerate(codes)
+    ]
 
 
 def run_in_pairs(
@@ -141,22 +172,7 @@ def run_in_pairs(
     """
     ways = list(hows)
     ranks = [(str(rank), str(folder / "-".join(how)), *how) for how in ways for rank in range(2)]
-    started = subprocess.Popen(
-        [sys.executable, *options, "-c", FORKS, json.dumps([program, str(folder), *ranks])],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        codes = json.loads(started.communicate(timeout=limit_s)[0])
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)
-        started.wait()
-    said = [
-        (code, *((folder / f"rank-{number}-{stream}").read_text() for stream in (1, 2)))
-        for number, code in enumerate(codes)
-    ]
+    said = run_forked(folder, program, ranks, options, limit_s)
     return {how: said[2 * at : 2 * at + 2] for at, how in enumerate(ways)}
 
 
