@@ -28,6 +28,9 @@ os.environ.setdefault("FASTCOLL_TORCH_BACKEND", "python")
 # answer costs 5 s otherwise, more than some limits here.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
+# Else each rank that compiles starts an interpreter that imports torch, and compiles there.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 NOT_RUN = pytest.StashKey[int]()
 
 
