@@ -179,8 +179,7 @@ class Group {
   [[noreturn]] void fail_damaged(const std::string& name, int peer, const std::string& what) {
     fail(ErrorKind::desync,
          name + ": rank " + std::to_string(peer) + " published " + what +
-             ": its memory is damaged, or it runs another build of fastcoll. Use of this group is "
-             "over: call fastcoll.shrink() or fastcoll.destroy()",
+             ": its memory is damaged, or it runs another build of fastcoll",
          uint64_t{1} << peer);
   }
   // The ranks that have not entered the call in which a peer waits, except those that wait

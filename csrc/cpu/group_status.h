@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <string_view>
 
 #include "cpu/group.h"
 #include "cpu/status.h"
@@ -75,10 +76,7 @@ void Group<P>::compare_descriptors(int peer) {
   text += ". Found by rank " + std::to_string(rank());
   if (mine->call != call_ && plan_)
     text += " in " + describe(*plan_) + " #" + std::to_string(call_);
-  fail(ErrorKind::desync,
-       text +
-           ". Outputs of this call are undefined. Use of this group is over: call "
-           "fastcoll.shrink() or fastcoll.destroy()",
+  fail(ErrorKind::desync, text + ". Outputs of this call are undefined",
        uint64_t{1} << rank() | uint64_t{1} << peer);
 }
 
@@ -115,8 +113,14 @@ uint64_t Group<P>::decide_verdict(ErrorKind kind, const std::string& text, uint6
   Page page = Page::blank;
   if (page_.compare_exchange_strong(page, Page::being_written)) {
     VerdictPage& verdict = me_->verdict;
-    verdict.length = uint32_t(std::min(text.size(), sizeof verdict.text));
-    std::memcpy(verdict.text, text.data(), verdict.length);
+    constexpr std::string_view kOver =
+        ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()";
+    std::string_view told = text;
+    if (told.ends_with(kOver)) told.remove_suffix(kOver.size());  // it quotes an earlier verdict
+    told = told.substr(0, sizeof verdict.text - kOver.size());
+    std::memcpy(verdict.text, told.data(), told.size());
+    std::memcpy(verdict.text + told.size(), kOver.data(), kOver.size());
+    verdict.length = uint32_t(told.size() + kOver.size());
     verdict.ranks = ranks;
     verdict.kind = uint32_t(kind);
     page_ = Page::written;

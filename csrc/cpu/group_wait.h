@@ -139,14 +139,13 @@ void Group<P>::patrol(int peer, const Awaited& awaited, const WaitedTime& waited
     if (std::string text; read_farewell(options_.links[peer], &farewell, &text))
       fail(ErrorKind(farewell.kind),
            call_name() + " lost rank " + std::to_string(peer) +
-               ", which could not finish init: " + text + ". Call fastcoll.destroy()",
+               ", which could not finish init: " + text,
            farewell.ranks);
     const int pid = options_.links[peer].pid;
     fail(ErrorKind::peer_lost,
          call_name() + " lost rank " + std::to_string(peer) + ": " +
              (pid > 0 ? "process " + std::to_string(pid) : "its process, in another namespace,") +
-             " " + fate(options_.links[peer]) + "; it had " + what_it_did_last(peer, now_us()) +
-             ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()",
+             " " + fate(options_.links[peer]) + "; it had " + what_it_did_last(peer, now_us()),
          uint64_t{1} << peer);
   }
   if (waited.left_us() <= 0) fail_timeout(peer, waited.waited_us());

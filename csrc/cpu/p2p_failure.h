@@ -70,8 +70,7 @@ void PointToPoint<P>::look_for_loss(Transfer& transfer) {
   const int peer = transfer.peer == kAnyPeer ? (group_.rank() ? 0 : 1) : transfer.peer;
   group_.fail(ErrorKind::peer_lost,
               name(transfer) + " lost rank " + std::to_string(peer) +
-                  ": its process ended or left the group. Use of this group is over: call "
-                  "fastcoll.shrink() or fastcoll.destroy()",
+                  ": its process ended or left the group",
               uint64_t{1} << peer);
 }
 

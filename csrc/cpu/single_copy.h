@@ -59,8 +59,7 @@ void read_private(Group<P>& group, int peer, uint64_t address, void* dst, size_t
                    std::to_string(link.pid) + "): " +
                    (is_gone ? fate(link)
                             : std::strerror(error) +
-                                  std::string(". FASTCOLL_SINGLE_COPY=never goes without")) +
-                   ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()",
+                                  std::string(". FASTCOLL_SINGLE_COPY=never goes without")),
                uint64_t{1} << peer);
   }
   if (!P::kLooksAfterCopies) return;
@@ -70,8 +69,7 @@ void read_private(Group<P>& group, int peer, uint64_t address, void* dst, size_t
   if (peer_is_gone(link))
     group.fail(ErrorKind::peer_lost,
                name() + " lost rank " + std::to_string(peer) + ": process " +
-                   std::to_string(link.pid) + " " + fate(link) +
-                   ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()",
+                   std::to_string(link.pid) + " " + fate(link),
                uint64_t{1} << peer);
 }
 

@@ -360,9 +360,7 @@ void ProcessGroup::abort(const std::string& reason) {
   require_usable();
   group_->decide_verdict(ErrorKind::aborted,
                          "group \"" + name_ + "\" was aborted by rank " + std::to_string(rank_) +
-                             " of " + std::to_string(world_size_) + ": " + reason +
-                             ". Use of this group is over: call fastcoll.shrink() or "
-                             "fastcoll.destroy()",
+                             " of " + std::to_string(world_size_) + ": " + reason,
                          uint64_t{1} << rank_);
 }
 

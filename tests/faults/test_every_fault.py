@@ -20,7 +20,7 @@ from tests.support.backends import IS_COMPILED
 from tests.support.calls import Call
 from tests.support.fault_places import PLACES, Story, check_fault, run_fault, waits_at
 from tests.support.faults import FAULTS, make_wait, raise_out_of_time
-from tests.support.harness import LATE_S, Attempt, Outcome, Pools, Rank, attempt
+from tests.support.harness import LATE_S, OVER, Attempt, Outcome, Pools, Rank, attempt
 from tests.support.perform import make, make_plain
 
 MARKS: dict[str, Any] = {
@@ -124,7 +124,7 @@ def test_a_signal_ends_the_wait_for_a_work_and_not_the_call(pool_at: Pools, plac
 def test_a_fault_that_is_told_wrongly_is_seen() -> None:
     """Negative control of the check: silence, another error, a late one, another rank, no words."""
     place = PLACES["one-node"]
-    told = Attempt("PeerLostError", "rank 1 is gone: destroy", 0.1, (1,))
+    told = Attempt("PeerLostError", "rank 1 is gone" + OVER, 0.1, (1,))
     rows = {wait: [told, told] for wait in place.waits(FAULTS["killed"])}
 
     def judge(one: Attempt) -> None:
@@ -141,7 +141,8 @@ def test_a_fault_that_is_told_wrongly_is_seen() -> None:
         replace(told, kind="CollectiveTimeout"),
         replace(told, seconds=30),
         replace(told, ranks=(0, 1)),
-        replace(told, text="somebody is gone"),
+        replace(told, text="somebody is gone" + OVER),
+        replace(told, text="rank 1 is gone: destroy"),
     ):
         with pytest.raises(AssertionError):
             judge(wrong)

@@ -27,7 +27,7 @@ from tests.support.faults import (
     Scene,
     communicator_of,
 )
-from tests.support.harness import LATE_S, Attempt, Outcome, Pool, Rank, Setup, attempt
+from tests.support.harness import LATE_S, OVER, Attempt, Outcome, Pool, Rank, Setup, attempt
 from tests.support.perform import forms_of
 from tests.support.sites import TORCH, Site, across, in_torch, ranks_by_node
 
@@ -238,6 +238,7 @@ def check_wait(place: Place, fault: Fault, wait: str, rows: dict[int, list[Attem
                 assert getattr(WAITS.get(wait), "verb", "") in one.text, (rank, one)
             for word in fault.words:
                 assert word.format(rank=place.odd[0]) in one.text, (word, one)
+            assert one.text.endswith(OVER), one
             assert (one.text, one.ranks) == (then.text, then.ranks), (one, then)
         limit_s = fault.limit_s if fault.kind == LATE else 0.0
         assert first.seconds < limit_s + LATE_S, first

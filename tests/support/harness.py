@@ -35,6 +35,8 @@ TIMEOUT_S = 20.0
 # The delay that a loaded machine may have in an immediate step. It is below the timeout that a
 # wait would take otherwise.
 LATE_S = 10.0
+# The end of each error that ends a group.
+OVER = ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()"
 # Ranks are forked from a process that has imported these and has no thread; 0.05 s instead of the
 # 2 s of a fresh interpreter. Behind fastcoll stands what most ranks import soon.
 PRELOAD = ["torch", "numpy", "torch.distributed", "pytest", "tests.support.harness", "fastcoll"]

@@ -239,11 +239,13 @@ def _all_to_all(
         return
     sizes = [part.numel() for part in given] + [part.numel() for part in got]
     rows = gather_words(sizes)
+    size = ITEMSIZE[header.dtype]
     for source, row in enumerate(rows):
         for target in range(count):
-            if row[target] != rows[target][count + source]:
+            if row[target] != (expected := rows[target][count + source]):
                 raise DesyncError(
-                    f"all_to_all #{header.sequence}: rank {source} gives rank {target} "
-                    f"{row[target]} bytes, which expects {rows[target][count + source]}"
+                    f"{header.describe()}: rank {source} gives {row[target] // size} elements to "
+                    f"rank {target}, which expects {expected // size}: input_split_sizes and "
+                    "output_split_sizes do not match. Outputs of this call are undefined"
                 )
     moves.all_to_all(lanes, given, got, [row[:count] for row in rows])

@@ -271,7 +271,7 @@ class HierarchicalCommunicator(BaseGroup):
         self._refuse_closed()
         text = (
             f'group "{self.name}" was aborted by rank {self.rank} of {self.world_size}: '
-            f"{reason or 'no reason given'}. Use of this group is over: call fastcoll.destroy()"
+            f"{reason or 'no reason given'}"
         )
         self._watch.fail(AbortedError(text, [self.rank]))
         if self._gpus is not None:

@@ -238,8 +238,7 @@ def _compare(ranks: Sequence[int], headers: torch.Tensor) -> None:
             found.append(f"{fact} {'differ' if fact[-1] == 's' else 'differs'}: {', '.join(texts)}")
     raise DesyncError(
         f"the ranks made different calls: {'; '.join(found)}. Rank {ranks[0]} called "
-        f"{calls[0].describe()}. Use of this group is over: call fastcoll.shrink() or "
-        "fastcoll.destroy()"
+        f"{calls[0].describe()}"
     )
 
 

@@ -197,6 +197,12 @@ inline void require_error(const Seen& seen, const std::string& text, ErrorKind k
   require_equal(int64_t(seen.kind), int64_t(kind), text + ": its kind");
   require_equal(int64_t(seen.ranks), int64_t(ranks), text + ": the ranks at fault");
 }
+inline const std::string kOver =
+    ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()";
+inline void require_verdict(const Seen& seen, const std::string& text, ErrorKind kind,
+                            uint64_t ranks) {
+  require_error(seen, text + kOver, kind, ranks);
+}
 
 // ---- words of errors ------------------------------------------------------------------------
 
@@ -205,8 +211,6 @@ inline const std::string kAdvice =
     ". Plan: direct inlined, numerics=same_bits. If the ranks are only slow, raise the timeout "
     "(timeout_s=, FASTCOLL_TIMEOUT_S); `fastcoll inspect` shows what every rank of this machine "
     "does, `fastcoll doctor` the machine";
-inline const std::string kOver =
-    ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()";
 
 inline std::string place(int rank, int world_size) {
   return " in group \"lone\" (seen by rank " + std::to_string(rank) + " of " +

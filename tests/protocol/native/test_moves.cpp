@@ -230,11 +230,12 @@ void compare_counts() {
     World world(3);
     const Seen seen =
         count(world, {{0, 0, 0, 0, 0, 0, 0}, {0, 0, 0, 4, 0, 0, 0}, {0, 0, 0, 0, 0, 8, 0}});
-    require_error(seen,
-                  "all_to_all(int32, split sizes given) #1" + place(0, 3) +
-                      ": rank 1 gives 1 elements to rank 2, which expects 2: input_split_sizes and "
-                      "output_split_sizes do not match. Outputs of this call are undefined",
-                  ErrorKind::desync, 6);
+    require_verdict(
+        seen,
+        "all_to_all(int32, split sizes given) #1" + place(0, 3) +
+            ": rank 1 gives 1 elements to rank 2, which expects 2: input_split_sizes and "
+            "output_split_sizes do not match. Outputs of this call are undefined",
+        ErrorKind::desync, 6);
   }
   for (const uint64_t most :
        {(uint64_t{1} << Location::kOffsetBits) - 1, uint64_t{1} << Location::kOffsetBits}) {

@@ -18,8 +18,8 @@ namespace {
 void require_timeout(World& world, const std::string& who, uint64_t ranks) {
   const Seen seen = wait_in_vain(world);
   const std::string call = std::to_string(world.group(0).call());
-  require_error(seen, kName + call + place(0, world.size()) + " waited T s for " + who + kAdvice,
-                ErrorKind::timeout, ranks);
+  require_verdict(seen, kName + call + place(0, world.size()) + " waited T s for " + who + kAdvice,
+                  ErrorKind::timeout, ranks);
 }
 
 // ---- late ranks ---------------------------------------------------------------------------------
@@ -170,12 +170,13 @@ void tell_when_ranks_came() {
     world.enter(1);
     world.host(0).site = "a.py:1";
     const Seen seen = wait_in_vain(world);
-    require_error(seen,
-                  "barrier() #1" + place(0, 2) +
-                      ", called at a.py:1, waited T s for rank 1 (entered barrier() #1 at b.py:2, "
-                      "T s ago, but did not finish its part)" +
-                      kAdvice,
-                  ErrorKind::timeout, 2);
+    require_verdict(
+        seen,
+        "barrier() #1" + place(0, 2) +
+            ", called at a.py:1, waited T s for rank 1 (entered barrier() #1 at b.py:2, "
+            "T s ago, but did not finish its part)" +
+            kAdvice,
+        ErrorKind::timeout, 2);
   }
   {  // After the last look at it: the time is unknown.
     World world(2);

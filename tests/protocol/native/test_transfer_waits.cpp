@@ -280,7 +280,7 @@ void end_broken_transfers() {
     };
     require_equal(wait_broken(pairs, *receive.transfer, give).text, "no error", "it was sent");
     require_message(receive, 3);
-    require_error(pairs.wait(0, missing), "why", ErrorKind::driver, 2);
+    require_verdict(pairs.wait(0, missing), "why", ErrorKind::driver, 2);
   }
   for (const bool takes : {true, false}) {
     Large large(false, true);
@@ -292,7 +292,7 @@ void end_broken_transfers() {
       machine::time_us += kPatrolUs;  // its patience
       large.pairs.engine(1).look(*receive);
     });
-    require_equal(seen.text, takes ? "no error" : "why", "a message that was copied");
+    require_equal(seen.text, takes ? "no error" : "why" + kOver, "a message that was copied");
   }
   machine::clear();
   Pairs pairs(2);
@@ -301,7 +301,7 @@ void end_broken_transfers() {
   const Seen seen = wait_broken(pairs, *sends.back().transfer, [&] {
     for (int i = 0; i < PairChannel::kMessages; ++i) taken.push_back(pairs.receive(1, 0, 8));
   });
-  require_error(seen, "why", ErrorKind::driver, 2);  // it was never offered
+  require_verdict(seen, "why", ErrorKind::driver, 2);  // it was never offered
 }
 
 // A rank shows that it looks after its large sends while one of its threads waits, and no longer.

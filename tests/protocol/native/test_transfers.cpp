@@ -32,21 +32,21 @@ std::string recv_name(const std::string& src, int size) {
 void name_transfers() {
   Pairs pairs(2);
   const Posted receive = pairs.receive(0, 1, 8);
-  require_error(pairs.wait(0, receive),
-                recv_name("1", 2) + " waited T s for rank 1, which did not send it" + kSlow,
-                ErrorKind::timeout, 2);
+  require_verdict(pairs.wait(0, receive),
+                  recv_name("1", 2) + " waited T s for rank 1, which did not send it" + kSlow,
+                  ErrorKind::timeout, 2);
   Pairs sites(3, [](GroupOptions& options) { options.traces = true; });
   sites.world.host(0).site = "a.py:1";
   const Posted send = sites.send(0, 2, kLarge);
-  require_error(sites.wait(0, send),
-                "send(int32, numel=16384, dst=2, tag=5) at a.py:1," + place(0, 3) +
-                    " waited T s for rank 2, which did not receive it" + kSlow,
-                ErrorKind::timeout, 4);
+  require_verdict(sites.wait(0, send),
+                  "send(int32, numel=16384, dst=2, tag=5) at a.py:1," + place(0, 3) +
+                      " waited T s for rank 2, which did not receive it" + kSlow,
+                  ErrorKind::timeout, 4);
   Pairs any(3);
   const Posted all = any.receive(0, kAnyPeer, 8);
-  require_error(any.wait(0, all),
-                recv_name("any", 3) + " waited T s for rank any, which did not send it" + kSlow,
-                ErrorKind::timeout, 6);
+  require_verdict(any.wait(0, all),
+                  recv_name("any", 3) + " waited T s for rank any, which did not send it" + kSlow,
+                  ErrorKind::timeout, 6);
 }
 
 // Rank 0 receives from rank 1; `blocked`: the waits that the others show, from rank 1 on.
@@ -58,9 +58,10 @@ void require_chain(const std::vector<uint64_t>& blocked, const std::string& text
     P::store_relaxed(pairs.world.pad(int(i) + 1).blocked.value, blocked[i]);
   if (prepare) prepare(pairs.world);
   const Posted receive = pairs.receive(0, 1, 8);
-  require_error(pairs.wait(0, receive),
-                recv_name("1", 4) + " waited T s for rank 1, which did not send it" + text + kSlow,
-                ErrorKind::timeout, ranks);
+  require_verdict(
+      pairs.wait(0, receive),
+      recv_name("1", 4) + " waited T s for rank 1, which did not send it" + text + kSlow,
+      ErrorKind::timeout, ranks);
 }
 
 void follow_chains() {
@@ -122,7 +123,7 @@ void lose_ranks() {
     if (options.rank == 0)
       for (size_t peer = 1; peer < 3; ++peer) options.links[peer].socket = ends[peer][0];
   };
-  const std::string lost = ": its process ended or left the group" + kOver;
+  const std::string lost = ": its process ended or left the group";
   Pairs pairs(3, links), sent(3, links), any(3, links), received(3, links), fresh(3, links);
   const Posted message = sent.send(1, 0, 8, 5, 3), half = sent.send(1, 0, kLarge, 7, 4);
   const Posted chunks = received.send(0, 1, kLarge, 5, 6), to = received.receive(1, 0, kLarge);
@@ -132,13 +133,13 @@ void lose_ranks() {
   require_equal(any.wait(0, receive).kind == ErrorKind::timeout, true, "one may still send");
   close(ends[2][1]);
   const Posted lone = pairs.receive(0, 2, 8);
-  require_error(pairs.wait(0, lone),
-                "recv(int32, numel=2, src=2, tag=5)" + place(0, 3) + " lost rank 2" + lost,
-                ErrorKind::peer_lost, 4);
+  require_verdict(pairs.wait(0, lone),
+                  "recv(int32, numel=2, src=2, tag=5)" + place(0, 3) + " lost rank 2" + lost,
+                  ErrorKind::peer_lost, 4);
   Pairs none(3, links);
   const Posted nobody = none.receive(0, kAnyPeer, 8);
-  require_error(none.wait(0, nobody), recv_name("any", 3) + " lost rank 1" + lost,
-                ErrorKind::peer_lost, 2);
+  require_verdict(none.wait(0, nobody), recv_name("any", 3) + " lost rank 1" + lost,
+                  ErrorKind::peer_lost, 2);
   // Messages that it sent before are there.
   const Posted last = sent.receive(0, 1, 8);
   require_equal(sent.wait(0, last).text, "no error", "a message of a rank that left");
@@ -162,8 +163,8 @@ void interrupt_waits() {
   require_equal(pairs.wait(0, receive).text, "interrupted", "a wait");
   const std::string text =
       "rank 0 was interrupted (a test) and left a send or receive in group \"lone\"";
-  require_error(pairs.wait(0, other), text, ErrorKind::peer_lost, 1);
-  require_error(error_of([&] { pairs.receive(1, 0, 8); }), text, ErrorKind::peer_lost, 1);
+  require_verdict(pairs.wait(0, other), text, ErrorKind::peer_lost, 1);
+  require_verdict(error_of([&] { pairs.receive(1, 0, 8); }), text, ErrorKind::peer_lost, 1);
 }
 
 void close_groups() {

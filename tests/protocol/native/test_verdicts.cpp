@@ -25,7 +25,7 @@ namespace {
 // ---- calls that differ --------------------------------------------------------------------------
 
 const std::string kIn = " in group \"lone\": ";
-const std::string kUndefined = ". Outputs of this call are undefined" + kOver;
+const std::string kUndefined = ". Outputs of this call are undefined";
 
 void compare_calls() {
   for (const bool traces : {false, true})
@@ -56,12 +56,12 @@ void compare_calls() {
                      : "barrier #" + std::to_string(first) + kIn +
                            "the ranks made different calls before this one. Rank 0 called "
                            "barrier()";
-        require_error(seen,
-                      found + (traces ? ". Called at r0.py on rank 0, at r1.py on rank 1" : "") +
-                          ". Found by rank 0" +
-                          (last != first ? " in barrier() #" + std::to_string(last) : "") +
-                          kUndefined,
-                      ErrorKind::desync, 3);
+        require_verdict(seen,
+                        found + (traces ? ". Called at r0.py on rank 0, at r1.py on rank 1" : "") +
+                            ". Found by rank 0" +
+                            (last != first ? " in barrier() #" + std::to_string(last) : "") +
+                            kUndefined,
+                        ErrorKind::desync, 3);
       }
 }
 
@@ -170,10 +170,11 @@ void name_fields() {
       world.enter(1 - finder, changed(one.verb, finder ? one.one : one.other));
       world.enter(finder, changed(one.verb, finder ? one.other : one.one));
       const Seen seen = error_of([&] { world.group(finder).wait_arrival(1 - finder); });
-      require_error(seen,
-                    std::string(verb_name(one.verb)) + " #1" + kIn + one.text + ". Rank 0 called " +
-                        one.call + ". Found by rank " + std::to_string(finder) + kUndefined,
-                    ErrorKind::desync, 3);
+      require_verdict(seen,
+                      std::string(verb_name(one.verb)) + " #1" + kIn + one.text +
+                          ". Rank 0 called " + one.call + ". Found by rank " +
+                          std::to_string(finder) + kUndefined,
+                      ErrorKind::desync, 3);
     }
 }
 
@@ -192,12 +193,12 @@ void name_lost_ranks() {
     ends[1] = -1;
     const std::string process =
         pid ? "process " + std::to_string(pid) : "its process, in another namespace,";
-    require_error(wait_in_vain(world),
-                  "barrier() #2" + place(0, 2) + " lost rank 1: " + process +
-                      " ended or left the group; it had entered barrier() #1, not #2, more than T "
-                      "s ago" +
-                      kOver,
-                  ErrorKind::peer_lost, 2);
+    require_verdict(
+        wait_in_vain(world),
+        "barrier() #2" + place(0, 2) + " lost rank 1: " + process +
+            " ended or left the group; it had entered barrier() #1, not #2, more than T "
+            "s ago",
+        ErrorKind::peer_lost, 2);
     // It did its part first.
     World after(2, [&](GroupOptions& options) { options.links[1].socket = ends[0]; });
     after.host(0).hook = [&, is_first = true]() mutable {
@@ -208,7 +209,7 @@ void name_lost_ranks() {
     // It had told why.
     World broken(2, [&](GroupOptions& options) { options.links[1].socket = ends[0]; });
     broken.host(0).hook = [&] { broken.group(1).decide_verdict(ErrorKind::driver, "why", 2); };
-    require_error(wait_in_vain(broken), "why", ErrorKind::driver, 2);
+    require_verdict(wait_in_vain(broken), "why", ErrorKind::driver, 2);
   }
   close(ends[0]);
 }
@@ -221,7 +222,7 @@ void keep_messages() {
   world.host(0).hook = [&] { world.group(1).decide_verdict(ErrorKind::driver, "why", 2); };
   require(send(ends[1], "parts", 5, 0) == 5, "a message");
   close(ends[1]);
-  require_error(wait_in_vain(world), "why", ErrorKind::driver, 2);
+  require_verdict(wait_in_vain(world), "why", ErrorKind::driver, 2);
   char message[8];
   require(recv(ends[0], message, sizeof message, MSG_DONTWAIT) == 5, "it is there still");
   close(ends[0]);
@@ -233,10 +234,10 @@ void hear_farewells() {
   World world(2, [&](GroupOptions& options) { options.links[1].socket = ends[0]; });
   leave_farewell(ends[1], ErrorKind::driver, 1, "no memory");
   close(ends[1]);
-  require_error(wait_in_vain(world),
-                "barrier() #1" + place(0, 2) +
-                    " lost rank 1, which could not finish init: no memory. Call fastcoll.destroy()",
-                ErrorKind::driver, 1);
+  require_verdict(
+      wait_in_vain(world),
+      "barrier() #1" + place(0, 2) + " lost rank 1, which could not finish init: no memory",
+      ErrorKind::driver, 1);
   close(ends[0]);
 }
 
@@ -248,10 +249,10 @@ void leave_calls() {
   world.host(0).is_interrupted = true;
   require_equal(error_of([&] { world.group(0).wait_arrival(1); }).text, "interrupted", "a host");
   require(world.group(0).is_broken() && world.group(1).is_broken(), "an interrupted call");
-  require_error(error_of([&] { world.group(1).check(); }),
-                "between calls, after #1" + place(0, 2) +
-                    ": rank 0 was interrupted (a test) and left the call",
-                ErrorKind::peer_lost, 1);
+  require_verdict(error_of([&] { world.group(1).check(); }),
+                  "between calls, after #1" + place(0, 2) +
+                      ": rank 0 was interrupted (a test) and left the call",
+                  ErrorKind::peer_lost, 1);
 }
 
 // Interrupted before its line is free, a call is no longer the one that runs.
@@ -292,8 +293,8 @@ void keep_verdicts() {
   require_equal(int64_t(world.group(1).decide_verdict(ErrorKind::driver, "third", 1)), 2, "whose");
   for (const int rank : {0, 1, 2}) {
     require(world.group(rank).is_broken(), "every rank of a broken group");
-    require_error(verdict(rank), "first", ErrorKind::timeout, 4);
-    require_error(error_of([&] { world.enter(rank); }), "first", ErrorKind::timeout, 4);
+    require_verdict(verdict(rank), "first", ErrorKind::timeout, 4);
+    require_verdict(error_of([&] { world.enter(rank); }), "first", ErrorKind::timeout, 4);
   }
   // A peer may write anything there.
   VerdictPage& page = world.pad(1).verdict;
@@ -301,7 +302,7 @@ void keep_verdicts() {
   page.text[0] = '\n';
   for (const auto& [kind, shown] : {std::pair{0u, ErrorKind::usage}, {99u, kLastKind}}) {
     page.kind = kind;
-    require_error(verdict(0), "\\nirst", shown, 7);
+    require_error(verdict(0), "\\nirst" + kOver, shown, 7);
   }
   page.length = ~0u;
   require_equal(int64_t(verdict(0).text.size()) >= int64_t(sizeof page.text), true, "a long text");
@@ -313,7 +314,7 @@ void keep_verdicts() {
   World waiting(2);  // is told at once, not when its time is over
   waiting.host(0).hook = [&] { waiting.group(1).decide_verdict(ErrorKind::driver, "why", 2); };
   const int64_t start_us = now_us();
-  require_error(
+  require_verdict(
       error_of([&] { run(waiting.group(0), kBarrier, nullptr, nullptr, waiting.host(0), 40); }),
       "why", ErrorKind::driver, 2);
   require(now_us() - start_us < 20000000, "a verdict that comes at once");
@@ -321,14 +322,16 @@ void keep_verdicts() {
   World full(1);
   const std::string tale(3000, 't');
   full.group(0).decide_verdict(ErrorKind::driver, tale, 1);
-  require_error(error_of([&] { full.group(0).check(); }), tale.substr(0, sizeof page.text),
-                ErrorKind::driver, 1);
+  require_verdict(error_of([&] { full.group(0).check(); }),
+                  tale.substr(0, sizeof page.text - kOver.size()), ErrorKind::driver, 1);
+  World quoted(1);  // one that holds another verdict at its end
+  quoted.group(0).decide_verdict(ErrorKind::driver, "no heap: why" + kOver, 1);
+  require_verdict(error_of([&] { quoted.group(0).check(); }), "no heap: why", ErrorKind::driver, 1);
   World odd(2);
-  require_error(error_of([&] { odd.group(0).fail_damaged("A test", 1, "nonsense"); }),
-                "A test: rank 1 published nonsense: its memory is damaged, or it runs another "
-                "build of fastcoll" +
-                    kOver,
-                ErrorKind::desync, 2);
+  require_verdict(error_of([&] { odd.group(0).fail_damaged("A test", 1, "nonsense"); }),
+                  "A test: rank 1 published nonsense: its memory is damaged, or it runs another "
+                  "build of fastcoll",
+                  ErrorKind::desync, 2);
 }
 
 // The page of a verdict, which a thread is held up in writing for the first time.
@@ -360,7 +363,7 @@ void decide_in_two_threads() {
   const Seen seen = error_of([&] { world.group(0).check(); });
   first.join();
   sigaction(SIGSEGV, &before, nullptr);
-  require_error(seen, "a text", ErrorKind::driver, 1);
+  require_verdict(seen, "a text", ErrorKind::driver, 1);
 }
 
 }  // namespace

@@ -104,8 +104,7 @@ class Ends:
             rank = self.seat.rank
             self.watch.fail(
                 PeerLostError(
-                    f"{name}: rank {rank} was interrupted ({type(error).__name__}) and left it. "
-                    "Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()",
+                    f"{name}: rank {rank} was interrupted ({type(error).__name__}) and left it",
                     [rank],
                 )
             )
@@ -119,8 +118,7 @@ class Ends:
             if not wait_until(is_over, check, deadline):
                 raise CollectiveTimeout(
                     f"{name} waited {deadline.limit_s:g} s for its own GPU, whose stream has still "
-                    "to do what it was given before. Use of this group is over: call "
-                    "fastcoll.shrink() or fastcoll.destroy()",
+                    "to do what it was given before",
                     [self.seat.rank],
                 )
 
@@ -297,8 +295,7 @@ class Channel(InOrder):
             next_look = time.monotonic() + _LONELY_S
             if self._ends.has_lost(self.peer):
                 raise self._ends.watch.heard() or PeerLostError(
-                    f"{self._name()} lost rank {self.peer}: its process ended or left the group. "
-                    "Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()",
+                    f"{self._name()} lost rank {self.peer}: its process ended or left the group",
                     [self.peer],
                 )
 
@@ -348,8 +345,7 @@ class Channel(InOrder):
                 transfer.wait()
             except RuntimeError as error:
                 raise self._ends.watch.heard() or PeerLostError(
-                    f"{self._name()} lost its connection: {error}. Use of this group is over: "
-                    "call fastcoll.shrink() or fastcoll.destroy()",
+                    f"{self._name()} lost its connection: {error}",
                     [self.peer],
                 ) from error
 
@@ -359,8 +355,7 @@ class Channel(InOrder):
         told, rank = self._ends.waits.follow(self.peer)
         return CollectiveTimeout(
             f"{self._name()} waited {deadline.limit_s:g} s for rank {self.peer}, which did not "
-            f"{'receive' if self._sends else 'send'} it{told}. Use of this group is over: call "
-            "fastcoll.shrink() or fastcoll.destroy()",
+            f"{'receive' if self._sends else 'send'} it{told}",
             [rank],
         )
 

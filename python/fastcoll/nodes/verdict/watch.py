@@ -37,6 +37,8 @@ GRACE_S = 1.0
 # The time from a rank's timeout until its node knows, if the store does not answer. The rank
 # listens, asks for the missing nodes, listens again, and decides the verdict.
 SPEAKING_S = 2 * (GRACE_S + Board.ANSWER_S)
+# The same as in csrc/cpu/group_status.h.
+_OVER = ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()"
 # Characters of an error that fit into a node's verdict, even if all of them are escaped.
 _NODE_TEXT = 800
 
@@ -189,8 +191,7 @@ class Watch:
             return verdict
         return CollectiveTimeout(
             f"{self._who()} waited {deadline.limit_s:g} s for "
-            f"{self._node_map.describe(nodes)}: no answer from there. Is the network up? Use of "
-            "this group is over: call fastcoll.destroy()",
+            f"{self._node_map.describe(nodes)}: no answer from there (is the network up?)",
             self._ranks_of(nodes),
         )
 
@@ -201,8 +202,7 @@ class Watch:
             return verdict
         nodes = self._suspects()
         return PeerLostError(
-            f"{self._who()} lost its connection to {self._node_map.describe(nodes)}: {reason}. "
-            "Use of this group is over: call fastcoll.destroy()",
+            f"{self._who()} lost its connection to {self._node_map.describe(nodes)}: {reason}",
             self._ranks_of(nodes),
         )
 
@@ -210,7 +210,8 @@ class Watch:
         """Break the group, everywhere and from any thread; return its verdict."""
         self.refuse_child()
         if self.error is None:
-            self.error = found = self._board.decide_verdict(error, self.sequence)
+            told = with_advice(error)
+            self.error = found = self._board.decide_verdict(told, self.sequence)
             ignore_errors(lambda: self._node_group.abort(written(found, _NODE_TEXT)))
         return self.error
 
@@ -236,6 +237,13 @@ def _listen() -> None:
 
 _listening: list[Watch] = []  # each once for each call that is on its way
 _C.set_wait_listener(_listen)
+
+
+def with_advice(error: FastcollError) -> FastcollError:
+    """Return an error with the sentence that ends every verdict; it may quote another one."""
+    text = str(error).replace(_OVER, "") + _OVER
+    ranks = [error.ranks] if hasattr(error, "ranks") else []
+    return type(error)(text, *ranks)
 
 
 def ignore_errors(task: Callable[[], object]) -> None:
