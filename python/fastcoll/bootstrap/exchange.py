@@ -7,13 +7,16 @@ Must not know the facts.
 """
 
 import contextlib
+import hashlib
 import json
 import operator
 import os
+import secrets
 import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch.distributed as dist
@@ -75,40 +78,64 @@ class StoreExchange(Exchange):
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
         # The n-th exchange of one rank on this store meets the n-th of the others, independent of
         # all else. So groups can be made again and again on one store.
-        def publish() -> int:
-            count = self._store.add(f"count/{self.rank}", 1)
-            self._store.set(f"process/{count}/{self.rank}", _this_process())
-            self._store.set(f"hello/{count}/{self.rank}", json.dumps(facts))
-            return count
-
-        count = self._ask(publish, deadline)
-        prefix = f"hello/{count}"
-        keys = [f"{prefix}/{peer}" for peer in range(self.world_size)]
+        turn = self._ask(partial(self._store.add, f"count/{self.rank}", 1), deadline)
         try:
-            return self._collect(keys, count, deadline)
+            while (found := self._meet(turn, json.dumps(facts), deadline)) is None:
+                turn = self._ask(partial(self._store.add, f"count/{self.rank}", 1), deadline)
+            return found
         except BaseException:
             # The next attempt is to meet the others' first. A mark, and not nothing: the ranks that
             # still wait shall not take this one for missing.
             def leave() -> None:
-                self._store.set(f"{prefix}/{self.rank}", _GAVE_UP)
+                self._store.set(f"hello/{turn}/{self.rank}", _GAVE_UP)
+                self._store.add(f"entered/{turn}", -1)
                 self._store.add(f"count/{self.rank}", -1)
 
             with contextlib.suppress(RuntimeError):
                 self._ask(leave, deadline)
             raise
 
-    def _collect(self, keys: list[str], count: int, deadline: Deadline) -> list[Facts]:
+    def _meet(self, turn: int, text: str, deadline: Deadline) -> list[Facts] | None:
+        """Return what all ranks say in a turn; None if this rank has to go on to the next one.
+
+        A rank may have died behind its text. A launcher then starts all ranks anew on this store,
+        and those that had not come before are a turn behind. So a rank trusts the texts only once
+        every rank has said that it saw the same ones. It follows the first rank of a later turn.
+        """
+
+        def publish() -> None:
+            self._store.add(f"entered/{turn}", 1)
+            self._store.set(f"process/{turn}/{self.rank}", _this_process())
+            self._store.set(f"hello/{turn}/{self.rank}", f"{secrets.token_hex(8)} {text}")
+
+        self._ask(publish, deadline)
+        hellos, told = self._keys("hello", turn), ""
         # Polled, as a store's own wait is not ended by Ctrl-C.
         pause_s = 0.001
         while True:
-            if self._has(keys, deadline):
-                texts = self._texts(keys, deadline)
-                if _GAVE_UP not in texts:
-                    return [json.loads(text) for text in texts]
+            # Asked first: who completes this turn enters the next one.
+            is_behind = self._ask(partial(self._store.add, f"entered/{turn + 1}", 0), deadline) > 0
+            texts = self._texts(hellos, deadline) if self._has(hellos, deadline) else [_GAVE_UP]
+            if _GAVE_UP not in texts:
+                seen = hashlib.sha256("".join(texts).encode()).hexdigest()
+                if seen != told:
+                    self._ask(partial(self._store.set, f"seen/{turn}/{self.rank}", seen), deadline)
+                told = seen
+                if self._all_saw(turn, seen, deadline):
+                    return [json.loads(one.partition(" ")[2]) for one in texts]
+            if is_behind:
+                return None
             if deadline.left_s() <= 0:
-                self._give_up(keys, count, deadline)
+                self._give_up(turn, told, deadline)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
+
+    def _keys(self, kind: str, turn: int) -> list[str]:
+        return [f"{kind}/{turn}/{peer}" for peer in range(self.world_size)]
+
+    def _all_saw(self, turn: int, seen: str, deadline: Deadline) -> bool:
+        keys = self._keys("seen", turn)
+        return self._has(keys, deadline) and set(self._texts(keys, deadline)) == {seen}
 
     def _ask(self, question: Callable[[], T], deadline: Deadline) -> T:
         """Return the store's answer; behind a cut link it gives none."""
@@ -126,16 +153,26 @@ class StoreExchange(Exchange):
         return bool(self._ask(lambda: self._store.check(keys), deadline))
 
     def _texts(self, keys: list[str], deadline: Deadline) -> list[str]:
-        return self._ask(lambda: [self._store.get(key).decode() for key in keys], deadline)
+        def read() -> list[bytes]:
+            if self._store.has_extended_api():  # type: ignore[attr-defined]
+                return self._store.multi_get(keys)
+            return [self._store.get(key) for key in keys]
 
-    def _give_up(self, keys: list[str], count: int, deadline: Deadline) -> NoReturn:
+        return [value.decode() for value in self._ask(read, deadline)]
+
+    def _give_up(self, turn: int, seen: str, deadline: Deadline) -> NoReturn:
+        keys = self._keys("hello", turn)
         ranks = [peer for peer, key in enumerate(keys) if not self._has([key], deadline)]
         if not ranks:
             texts = self._texts(keys, deadline)
             ranks = [peer for peer, text in enumerate(texts) if text == _GAVE_UP]
+        if not ranks:
+            keys = self._keys("seen", turn)
+            saw = [self._has([key], deadline) and self._texts([key], deadline) for key in keys]
+            ranks = [peer for peer, one in enumerate(saw) if one != [seen]]
         raise CollectiveTimeout(
             f"init (rank {self.rank} of {self.world_size}) waited {deadline.limit_s:g} s for "
-            f"ranks {ranks}, which did not come to the store{self._namesake(count, deadline)}",
+            f"ranks {ranks}, which did not come to the store{self._namesake(turn, deadline)}",
             ranks,
         )
 

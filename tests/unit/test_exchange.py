@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that meet at a store on which ranks died before, as torchrun's when it starts them anew."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore, Store
+
+from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.exchange import StoreExchange
+from fastcoll.errors import CollectiveTimeout
+
+
+class Mortal(Store):
+    """The store of a rank that dies: of its questions only the first `after` are asked."""
+
+    def __init__(self, shared: Store, after: int) -> None:
+        super().__init__()
+        self._shared, self._left = shared, after
+
+    def _living(self) -> Store:
+        self._left -= 1
+        if self._left < 0:
+            raise RuntimeError("dead")
+        return self._shared
+
+    def add(self, key: str, value: int) -> int:
+        return self._living().add(key, value)
+
+    def set(self, key: str, value: Any) -> None:
+        self._living().set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._living().get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._living().check(keys)
+
+
+def die(shared: Store, rank: int, after: int) -> None:
+    with pytest.raises(CollectiveTimeout):
+        StoreExchange(Mortal(shared, after), rank, 2).gather({"of": "the dead"}, Deadline(5))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("after", range(8))
+def test_ranks_that_start_anew_meet_each_other(after: int, late: int) -> None:
+    """Rank 0 died behind any of its questions, then behind one more; rank 1 never came before."""
+    shared = HashStore()
+    die(shared, 0, after)
+    die(shared, 0, after + 1)
+
+    def meet(rank: int) -> list[dict[str, Any]]:
+        time.sleep(0.05 * (rank == late))
+        return StoreExchange(shared, rank, 2).gather({"of": rank}, Deadline(10))
+
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(3):  # groups are made again and again
+            assert list(threads.map(meet, (0, 1))) == [[{"of": 0}, {"of": 1}]] * 2
+
+
+def test_a_rank_that_died_behind_its_introduction_is_named() -> None:
+    shared = HashStore()
+    die(shared, 1, 5)
+    with pytest.raises(CollectiveTimeout, match=r"ranks \[1\], which did not come") as caught:
+        StoreExchange(shared, 0, 2).gather({}, Deadline(0.5))
+    assert caught.value.ranks == (1,)
