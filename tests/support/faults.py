@@ -283,7 +283,7 @@ class Fault:
 
 LOST, LATE = "PeerLostError", "CollectiveTimeout"
 FAULTS = {
-    "killed": Fault(be_killed, LOST, ("destroy",), exit_code=-signal.SIGKILL),
+    "killed": Fault(be_killed, LOST, ("rank",), exit_code=-signal.SIGKILL),
     "killed in the middle": Fault(
         be_killed_in_the_middle,
         LOST,
