@@ -74,13 +74,19 @@ class StoreExchange(Exchange):
         self.world_size = world_size
         self.store = store
         self._store = PrefixStore(f"fastcoll/{name}/{world_size}", store)
+        self._rival = ""  # about another process that came as this rank, for an error
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
         # The n-th exchange of one rank on this store meets the n-th of the others, independent of
         # all else. So groups can be made again and again on one store.
         turn = self._ask(partial(self._store.add, f"count/{self.rank}", 1), deadline)
+        pause_s = 0.001
         try:
             while (found := self._meet(turn, json.dumps(facts), deadline)) is None:
+                # Two processes that claim one rank follow each other until the limit.
+                self._rival = self._namesake(turn, deadline) or self._rival
+                time.sleep(min(pause_s, deadline.left_s()))
+                pause_s = min(2 * pause_s, 0.5)
                 turn = self._ask(partial(self._store.add, f"count/{self.rank}", 1), deadline)
             return found
         except BaseException:
@@ -170,9 +176,10 @@ class StoreExchange(Exchange):
             keys = self._keys("seen", turn)
             saw = [self._has([key], deadline) and self._texts([key], deadline) for key in keys]
             ranks = [peer for peer, one in enumerate(saw) if one != [seen]]
+        rival = self._namesake(turn, deadline) or self._rival
         raise CollectiveTimeout(
             f"init (rank {self.rank} of {self.world_size}) waited {deadline.limit_s:g} s for "
-            f"ranks {ranks}, which did not come to the store{self._namesake(turn, deadline)}",
+            f"ranks {ranks}, which did not come to the store{rival}",
             ranks,
         )
 
