@@ -169,7 +169,9 @@ void run_verdict(int rank) {
     verdicts[rank] = failure.what();
   }
   const std::string& mine = verdicts[rank];
-  machine::require(mine == "reason 0" || mine == "reason 1", "a torn verdict");
+  const std::string over =
+      ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()";
+  machine::require(mine == "reason 0" + over || mine == "reason 1" + over, "a torn verdict");
   for (int peer = 0; peer < num_ranks; ++peer)
     machine::require(verdicts[peer].empty() || verdicts[peer] == mine, "two verdicts");
 }
