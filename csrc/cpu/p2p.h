@@ -129,9 +129,27 @@ class PointToPoint {
         host, nullptr);
   }
 
+  // Whether transfers are open that no thread drives. The caller then has to see to it that one
+  // does.
+  bool claim_drive() {
+    const std::lock_guard guard(mutex_);
+    return !open_.empty() && !std::exchange(is_driven_, true);
+  }
+
+  // There is no thread to drive them: a wait for a transfer moves all of them.
+  void give_up_drive() {
+    const std::lock_guard guard(mutex_);
+    is_driven_ = false;
+  }
+
   bool has_open() {
     const std::lock_guard guard(mutex_);
     return !open_.empty();
+  }
+
+  bool has_open_sends() {
+    const std::lock_guard guard(mutex_);
+    return std::any_of(open_.begin(), open_.end(), [](const auto& one) { return one->sends; });
   }
 
   // No transfer is open from here on, and none can be started.

@@ -65,8 +65,8 @@ ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, co
       options.links[peer] = {fds.sockets[peer], fds.pidfds[peer], fds.pids[peer]};
     }
     options.regions = regions_;
-    group_ = std::make_unique<Group<StdAtomics>>(std::move(options));
-    p2p_ = std::make_unique<PointToPoint<StdAtomics>>(*group_);
+    group_ = std::make_shared<Group<StdAtomics>>(std::move(options));
+    p2p_ = std::make_shared<PointToPoint<StdAtomics>>(*group_);
   } catch (const std::exception& error) {
     const auto* failure = dynamic_cast<const Failure*>(&error);
     const bool is_wrong = failure && failure->kind() != ErrorKind::driver;

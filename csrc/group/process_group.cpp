@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <chrono>
 #include <new>
+#include <system_error>
 
 #include "cpu/halves.h"
 #include "cpu/p2p.h"
+#include "group/threads.h"
 #include "memory/memfd.h"
 
 namespace fastcoll {
@@ -191,9 +193,26 @@ bool ProcessGroup::withdraw(Transfer& transfer) {
   return !forked_.load(std::memory_order_relaxed) && p2p_->withdraw(transfer);
 }
 
-void ProcessGroup::drive(Host& host) { p2p_->drive(host); }
+void ProcessGroup::drive_transfers(void (*end)()) {
+  if (!p2p_->claim_drive()) return;
+  try {
+    run_in_thread(
+        [group = group_, p2p = p2p_, end] {
+          Host host;
+          p2p->drive(host);
+          if (end) end();
+        },
+        Draining::ignores);
+  } catch (const std::system_error& error) {
+    p2p_->give_up_drive();
+    throw Failure(ErrorKind::driver,
+                  std::string("no thread for sends and receives: ") + error.what());
+  }
+}
 
-bool ProcessGroup::has_open_transfers() { return p2p_->has_open(); }
+bool ProcessGroup::has_open_sends() {
+  return !forked_.load(std::memory_order_relaxed) && p2p_->has_open_sends();
+}
 
 void ProcessGroup::set_limit(double limit_s) {
   require_usable();
@@ -295,19 +314,23 @@ void ProcessGroup::await_queued(Host& host) {
 }
 
 void ProcessGroup::check() {
+  const std::lock_guard pads(pads_mutex_);
   require_usable();
   group_->check();
 }
 
 bool ProcessGroup::is_usable() const noexcept {
+  const std::lock_guard pads(pads_mutex_);
   return !forked_.load(std::memory_order_relaxed) && !closed_.load(std::memory_order_relaxed) &&
          !group_->is_broken();
 }
 
 void ProcessGroup::poison(const std::string& message) {
+  Host host;
+  const Turn turn(*this, host);
   require_usable();
   try {
-    fail(ErrorKind::peer_lost, group_->call_name() + ": " + message, uint64_t{1} << rank_);
+    group_->fail(ErrorKind::peer_lost, group_->call_name() + ": " + message, uint64_t{1} << rank_);
   } catch (const Failure&) {  // the verdict is for the calls to come
   }
 }

@@ -105,8 +105,11 @@ class ProcessGroup {
   bool look(const Transfer& transfer);
   bool wait(Transfer& transfer, Host& host, double limit_s);
   bool withdraw(Transfer& transfer);
-  void drive(Host& host);
-  bool has_open_transfers();
+  // Let a thread move the open transfers while the program waits for none of them. No process waits
+  // for that thread when it ends. It calls `end` once it has nothing to move. Throws
+  // Failure(ErrorKind::driver) where there is no thread.
+  void drive_transfers(void (*end)() = nullptr);
+  bool has_open_sends();
   // The limit of calls and transfers that give none, from the next one on.
   void set_limit(double limit_s);
 
@@ -195,15 +198,16 @@ class ProcessGroup {
   const bool traces_;
   std::array<std::byte*, kMaxWorld> regions_{};
   std::vector<int> fds_;  // kept open for the life of the group
-  std::unique_ptr<Group<StdAtomics>> group_;
-  std::unique_ptr<PointToPoint<StdAtomics>> p2p_;
+  // Shared with the thread that drives transfers.
+  std::shared_ptr<Group<StdAtomics>> group_;
+  std::shared_ptr<PointToPoint<StdAtomics>> p2p_;
   std::map<uint64_t, Program> programs_;
   std::mutex mutex_;           // held during a call, by a Turn
   bool is_half_done_ = false;  // of a call
   std::unique_ptr<std::byte[]> plain_room_;
   size_t plain_room_bytes_ = 0;
   std::atomic<std::thread::id> in_turn_{};
-  std::mutex pads_mutex_;  // held while the pads may not go away, never during a wait
+  mutable std::mutex pads_mutex_;  // held while the pads may not go away, never during a wait
   const std::shared_ptr<CallQueue> queue_ = std::make_shared<CallQueue>();
   std::atomic<bool> closed_{false};
   std::atomic<bool> forked_{false};

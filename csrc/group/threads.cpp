@@ -25,11 +25,11 @@ class Threads {
     return threads;
   }
 
-  void put(std::function<void()> task) {
+  void put(std::function<void()> task, Draining draining) {
     const std::lock_guard lock(mutex_);
     if (tasks_.size() >= num_idle_) std::thread([this] { work_off(); }).detach();
-    tasks_.push_back(std::move(task));
-    ++num_open_;
+    tasks_.push_back({std::move(task), draining});
+    if (draining == Draining::waits) ++num_open_;
     changed_.notify_one();
   }
 
@@ -39,32 +39,39 @@ class Threads {
   }
 
  private:
+  struct Task {
+    std::function<void()> run;
+    Draining draining;
+  };
+
   void work_off() {
     std::unique_lock lock(mutex_);
     for (;;) {
       ++num_idle_;
       changed_.wait(lock, [this] { return !tasks_.empty(); });
       --num_idle_;
-      std::function<void()> task = std::move(tasks_.front());
+      Task task = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
-      task();
-      task = nullptr;  // its captures go before it counts as over
+      task.run();
+      task.run = nullptr;  // its captures go before it counts as over
       lock.lock();
-      if (--num_open_ == 0) over_.notify_all();
+      if (task.draining == Draining::waits && --num_open_ == 0) over_.notify_all();
     }
   }
 
   std::mutex mutex_;
   std::condition_variable changed_, over_;
-  std::deque<std::function<void()>> tasks_;
+  std::deque<Task> tasks_;
   size_t num_idle_ = 0;
-  size_t num_open_ = 0;
+  size_t num_open_ = 0;  // that draining waits for
 };
 
 }  // namespace
 
-void run_in_thread(std::function<void()> task) { Threads::of_process()->put(std::move(task)); }
+void run_in_thread(std::function<void()> task, Draining draining) {
+  Threads::of_process()->put(std::move(task), draining);
+}
 
 void drain_threads() { Threads::of_process()->drain(); }
 

@@ -10,11 +10,13 @@
 
 namespace fastcoll {
 
+enum class Draining { waits, ignores };
+
 // Run a task, which may throw nothing, in some thread. A task that finds no idle one gets a new
 // one, as tasks may wait for each other. Throws std::system_error where there is none to be had.
-void run_in_thread(std::function<void()> task);
+void run_in_thread(std::function<void()> task, Draining draining = Draining::waits);
 
-// Wait until all tasks are over, those too that they start.
+// Wait until all tasks are over, those too that they start, but for those that it ignores.
 void drain_threads();
 
 }  // namespace fastcoll

@@ -172,17 +172,11 @@ void bind_group(py::module_& module) {
             group.run(copy, {.list = &list}, host, timeout_s);
           },
           py::arg("plan"), py::arg("pieces"), py::arg("timeout_s"))
-      .def("drive",
-           [](ProcessGroup& group) {
-             {
-               PythonHost host;
-               host.blocking();
-               group.drive(host);
-             }
-             release_kept();
-           })
+      .def(
+          "drive_transfers", [](ProcessGroup& group) { group.drive_transfers(release_kept_soon); },
+          without_gil)
       .def("refuse_handler", &ProcessGroup::refuse_handler)
-      .def("has_open_transfers", &ProcessGroup::has_open_transfers, without_gil)
+      .def("has_open_sends", &ProcessGroup::has_open_sends, without_gil)
       .def("set_limit", &ProcessGroup::set_limit, py::arg("limit_s"))
       .def("_shorten_openmp_waits", &ProcessGroup::shorten_openmp_waits)
       .def(

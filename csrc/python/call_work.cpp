@@ -15,11 +15,6 @@ namespace fastcoll {
 
 namespace {
 
-int release_in_main_thread(void*) {
-  release_kept();
-  return 0;
-}
-
 // The kernel's view of it.
 uint32_t* as_word(std::atomic<uint32_t>& value) { return reinterpret_cast<uint32_t*>(&value); }
 
@@ -39,8 +34,7 @@ void AsyncCall::is_to_run(std::vector<PreparedList> lists) {
 void AsyncCall::over() noexcept {
   is_over_ = true;
   if (has_waiter_.exchange(0) != 0) futex_wake_all(as_word(has_waiter_));
-  // Where Python has no room for one more, the next asynchronous call does it.
-  if (is_abandoned_) Py_AddPendingCall(release_in_main_thread, nullptr);
+  if (is_abandoned_) release_kept_soon();
 }
 
 void AsyncCall::abandon(const std::shared_ptr<AsyncCall>& call, PyObject* kept) {

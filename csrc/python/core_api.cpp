@@ -259,6 +259,13 @@ FastcollTransfer* start_transfer(FastcollGroup* group, const FastcollTransferCal
   return reinterpret_cast<FastcollTransfer*>(outcome == kFastcollDone ? handle.release() : nullptr);
 }
 
+FastcollOutcome drive_transfers(FastcollGroup* group, FastcollFailure* failure) {
+  return outcome_of(failure, [&] {
+    ours(group).drive_transfers();
+    return kFastcollDone;
+  });
+}
+
 bool look_at_transfer(FastcollGroup* group, const FastcollTransfer* transfer) {
   return ours(group).look(behind(transfer));
 }
@@ -301,6 +308,7 @@ constexpr FastcollCoreApi kApi = {
     transfer_is_over,
     peer_of_transfer,
     drop_transfer,
+    drive_transfers,
 };
 
 }  // namespace

@@ -31,4 +31,12 @@ void release_kept() {
   for (PyObject* object : released) Py_XDECREF(object);  // runs any code: the list is whole again
 }
 
+void release_kept_soon() {
+  const auto release = [](void*) {
+    release_kept();
+    return 0;
+  };
+  Py_AddPendingCall(release, nullptr);
+}
+
 }  // namespace fastcoll

@@ -174,14 +174,6 @@ PyGetSetDef properties[] = {
 PyTypeObject type = handle_type<TransferWork>("fastcoll._C.TransferWork", deallocate, show, methods,
                                               properties, start_new);
 
-// A thread has to move open transfers while the program waits for none.
-void drive(const Caller& caller) {
-  static PyObject* const name = PyUnicode_InternFromString("drive_transfers");
-  PyObject* nothing = PyObject_CallMethodNoArgs(caller.object, name);
-  if (!nothing) throw Interrupted{};
-  Py_DECREF(nothing);
-}
-
 }  // namespace
 
 PyObject* new_transfer_work(const Caller& caller, PyObject* kept) {
@@ -200,7 +192,7 @@ void start_works(const Caller& caller, std::span<const std::shared_ptr<Transfer>
     must_drive = caller.group.start(transfers, host);
   }
   for (size_t i = 0; i < works.size(); ++i) work_of(works[i]).transfer = transfers[i];
-  if (must_drive) drive(caller);
+  if (must_drive) caller.group.drive_transfers(release_kept_soon);
 }
 
 bool add_transfer_work(PyObject* module, GroupOf* group_of_object) {

@@ -157,6 +157,44 @@ sys.exit(5)
 """
 
 
+# Rank 0 leaves while a transfer is under way that nothing waits for. Rank 1 sees its process end.
+TRANSFER = """
+import os, select, sys, threading, time
+import torch, torch.distributed as dist
+import fastcoll
+
+rank, file, kind, nodes, name = int(sys.argv[1]), *sys.argv[2:6]
+if nodes == "two nodes":
+    os.environ["FASTCOLL_NODE_ID"] = f"node {rank}"
+if kind == "native":
+    fastcoll.init(store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    calls = fastcoll
+else:
+    os.environ["FASTCOLL_TORCH_BACKEND"] = kind
+    dist.init_process_group("fastcoll", init_method=f"file://{file}", rank=rank, world_size=2)
+    calls = dist
+pid = torch.tensor([os.getpid()])
+calls.broadcast(pid, 0)
+peer = os.pidfd_open(int(pid))
+numbers = torch.arange(2_000_000.0)
+calls.barrier()
+if rank == 0:
+    if name == "recv":
+        threading.Thread(target=calls.recv, args=(numbers, 1), daemon=True).start()
+        time.sleep(0.5)
+    else:
+        work = getattr(calls, name.removesuffix(" in vain"))(numbers, 1)
+    sys.exit(5)
+if name == "isend":
+    time.sleep(1)
+    received = torch.zeros_like(numbers)
+    calls.recv(received, 0)
+    print(torch.equal(received, numbers))
+print(select.select([peer], [], [], 25) == ([peer], [], []))
+os._exit(0)
+"""
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("FASTCOLL_TORCH_BACKEND", request.param)
@@ -207,6 +245,26 @@ def test_a_daemon_may_be_in_a_call(tmp_path: Path, kind: str, how: str) -> None:
         tmp_path, DAEMON, [(kind, name, how) for name in names], limit_s=COMPILE_S
     ).items():
         assert code == 5, (case, err)
+
+
+# A process whose transfers keep it alive would end with rank 1, 25 s later, or by its limit: 30 s,
+# or torch's 30 minutes. A send waits some seconds for its receiver.
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["native", *BACKENDS])
+@pytest.mark.parametrize("nodes", ["one node", pytest.param("two nodes", marks=pytest.mark.long)])
+def test_a_transfer_keeps_no_process_alive(tmp_path: Path, kind: str, nodes: str) -> None:
+    said = {
+        "irecv": "True\n",
+        "recv": "True\n",
+        "isend": "True\nTrue\n",
+        "isend in vain": "True\n",
+    }
+    if kind == "compiled":  # see test_a_daemon_may_be_in_a_call
+        del said["recv"]
+    ways = [(kind, nodes, name) for name in said]
+    for (*_, name), rows in run_in_pairs(tmp_path, TRANSFER, ways, limit_s=COMPILE_S).items():
+        (code, _, err), (_, out, _) = rows
+        assert (code, out) == (5, said[name]), (name, err)
 
 
 # Calls that an object makes as its last ones, while the interpreter ends. The object is held by the

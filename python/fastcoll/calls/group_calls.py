@@ -72,10 +72,6 @@ class GroupCalls(VerbMethods):
         with unseen():
             return self._transfers.start(calls)
 
-    def drive_transfers(self) -> None:
-        """Advance the open transfers; C++ calls this while any call waits."""
-        self._transfers.drive()
-
     def issue(self, call: AnyCall) -> Work | None:
         """Check and start a call; every call that is not on the C++ fast path comes here."""
         return self.issue_all((call,), call.async_op)

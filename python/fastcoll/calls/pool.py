@@ -2,23 +2,28 @@
 """The process's worker threads of Python.
 
 Decides how many there are and when they end. Must not know their tasks.
+
+They are daemons, as `concurrent.futures` joins its threads before any handler of `atexit` runs. A
+receive without a sender would then keep the process alive up to its limit.
 """
 
+import atexit
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
 
 from fastcoll.errors import FastcollError
 
+_LOOK_S = 0.1  # of a thread that waits for all tasks, for signals
+
 
 class _Pool:
-    """The process's worker threads, started when there is work for them.
+    """Some threads; an idle one takes the next task.
 
     Never all busy: a group that waited for a thread would keep its peers waiting for it.
     """
-
-    _MAX_THREADS = 4096
 
     def __init__(self) -> None:
         self.forget()
@@ -26,40 +31,81 @@ class _Pool:
         os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
-        self._executor: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
+        self._tasks: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._num_idle = self._num_open = 0
+        self._generation = 0  # of the threads that stay when they are idle
+        self._is_ended = False
+        self._over = threading.Event()
+        self._over.set()
 
-    def submit(self, task: Callable[..., object], *args: object) -> None:
-        claim = threading.Lock()
-
-        def run() -> None:
-            if claim.acquire(blocking=False):
-                task(*args)
-
+    def submit(self, task: Callable[[], object]) -> None:
         with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(self._MAX_THREADS, "fastcoll")
-            try:
-                self._executor.submit(run)
-            except RuntimeError:
-                # The executor keeps a task for which it could start no thread. No thread may run it
-                # later, unless an idle one has begun to.
-                if claim.acquire(blocking=False):
-                    raise
+            if self._is_ended:
+                raise RuntimeError("the interpreter ends")
+            if self._num_idle:
+                self._num_idle -= 1
+            else:
+                work_off = partial(self._work_off, self._generation)
+                threading.Thread(target=work_off, name="fastcoll", daemon=True).start()
+            self._num_open += 1
+            self._over.clear()
+            self._tasks.put(task)
 
     def close(self) -> None:
         with self._lock:
-            if self._executor is not None:
-                self._executor.shutdown(wait=False)
-            self._executor = None
+            self._generation += 1
+            for _ in range(self._num_idle):
+                self._tasks.put(None)
+            self._num_idle = 0
+
+    def end(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            pass
+        with self._lock:
+            self._is_ended = True
+
+    def _work_off(self, generation: int) -> None:
+        while (task := self._tasks.get()) is not None:
+            try:
+                task()
+            finally:
+                del task  # what it holds goes before it counts as over
+                with self._lock:
+                    self._num_open -= 1
+                    if not self._num_open:
+                        self._over.set()
+            with self._lock:
+                if generation != self._generation:
+                    return
+                self._num_idle += 1
 
 
 _pool = _Pool()
+_before_end: list[Callable[[], object]] = []
 
 
 def close_pool() -> None:
     """Let the worker threads end when their work is done; new work starts new ones."""
     _pool.close()
+
+
+def before_end(prepare: Callable[[], object]) -> None:
+    """Call this at exit, before all tasks are waited for; it ends those that may go on for long."""
+    _before_end.append(prepare)
+
+
+def end_pool() -> None:
+    """Wait at exit until all tasks are over; each has a limit. From here on there are no threads.
+
+    Handlers of `atexit` call it that end something which tasks use.
+    """
+    while _before_end:
+        _before_end.pop()()
+    _pool.end()
+
+
+atexit.register(end_pool)
 
 
 def run_in_pool(task: Callable[..., object], *args: object) -> None:
@@ -69,6 +115,6 @@ def run_in_pool(task: Callable[..., object], *args: object) -> None:
         FastcollError: There is no thread for it, as when the interpreter ends; it will not run.
     """
     try:
-        _pool.submit(task, *args)
+        _pool.submit(partial(task, *args))
     except RuntimeError as error:
         raise FastcollError(f"no thread for an asynchronous call: {error}") from error

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends and receives: the handle a user gets, and the thread that moves them without a wait.
+"""Sends and receives: the handle a user gets, and how they are started.
 
-Decides which thread drives the open transfers of a group: a thread that waits for one, else one
-thread of the process's pool. Must not know how bytes travel.
+The thread that moves them without a wait is the core's. Must not know how bytes travel.
 """
 
 import threading
@@ -15,7 +14,6 @@ import torch
 
 from fastcoll.calls.arrays import Array, copy_back, count_writes, dense_copy
 from fastcoll.calls.modes import unseen
-from fastcoll.calls.pool import run_in_pool
 from fastcoll.calls.tensors import check_one_device
 from fastcoll.calls.transfers import (
     ANY,
@@ -28,6 +26,7 @@ from fastcoll.calls.work import NativeHandle, QueuedWork, Work, limit_of_wait
 from fastcoll.errors import FastcollError
 from fastcoll.native import _C
 
+LAST_SENDS_S = 5.0  # at exit, for the receivers of sends that are under way
 LONG_S = 0.1  # a wait between nodes that takes longer is told there
 OnInterrupt: TypeAlias = Callable[[BaseException], None]
 OnLongWait: TypeAlias = Callable[[], AbstractContextManager[object]]
@@ -189,8 +188,6 @@ class Transfers:
     def __init__(self, group: _C.Group, on_gpus: OnGpus) -> None:
         self._group = group
         self._on_gpus = on_gpus
-        self._lock = threading.Lock()
-        self._has_thread = False
 
     def start(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
         """Start transfers; they move on with or without a wait for them.
@@ -209,8 +206,7 @@ class Transfers:
     def start_checked(self, transfers: Sequence[Transfer]) -> list[TransferWork]:
         """Start transfers of the CPU's memory whose arguments were checked; see `start`."""
         works = [self.post(transfer) for transfer in transfers]
-        if self._group.has_open_transfers():
-            self.drive()
+        self._group.drive_transfers()
         return works
 
     def run(self, call: TransferCall) -> int:
@@ -231,26 +227,6 @@ class Transfers:
     def post(self, transfer: Transfer) -> TransferWork:
         """Start one of the CPU's memory that is waited for soon: only that wait moves it on."""
         return post(self._group, transfer)
-
-    def drive(self) -> None:
-        """Make sure that a thread moves the open transfers on."""
-        with self._lock:
-            if not self._has_thread:
-                run_in_pool(self._drive)
-                self._has_thread = True
-
-    def _drive(self) -> None:
-        try:
-            while True:
-                self._group.drive()
-                with self._lock:
-                    if not self._group.has_open_transfers():
-                        self._has_thread = False
-                        return
-        except BaseException:
-            with self._lock:
-                self._has_thread = False  # a wait for a transfer moves it on
-            raise
 
 
 _C.set_transfer_work(TransferWork)

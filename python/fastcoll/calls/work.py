@@ -275,6 +275,10 @@ class CallQueue:
         """Return whether a call may run at once, ahead of nothing."""
         return self._owner.idle()
 
+    def has_calls(self) -> bool:
+        """Return whether calls are queued or under way."""
+        return bool(self._waiting)
+
     def submit(self, run: Callable[[], None], outputs: list[Array], what: str = "call") -> Work:
         """Queue a call; `what` is its name."""
         work = QueuedWork(run, outputs, what)

@@ -9,6 +9,7 @@ chosen.
 import logging
 import operator
 import os
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,10 +30,11 @@ from fastcoll.bootstrap.shrink import shrink
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.group_calls import CheckedCall, GpuCall
 from fastcoll.calls.limits import call_limit_s
+from fastcoll.calls.pool import before_end, end_pool
 from fastcoll.calls.recorder import VerbStats, stats_of
 from fastcoll.calls.settings import Settings, resolve
 from fastcoll.calls.sites import tracing
-from fastcoll.calls.transfer_work import Transfers
+from fastcoll.calls.transfer_work import LAST_SENDS_S, Transfers
 from fastcoll.calls.work import CallQueue, Work
 from fastcoll.choose.planner import Planner
 from fastcoll.choose.tuning import Tuning
@@ -322,12 +324,22 @@ class Communicator(_C.Group, BaseGroup):
 
 
 def close_all() -> None:
-    """Close every group of this process; a broken group does not stop it."""
+    """Close every group of this process at exit; a broken group does not stop it."""
+    end_pool()
     for group in list(_living):
         try:
             group.close()
         except FastcollError as error:
             say(f"closing {group!r}: {error}")
+
+
+def _await_sends() -> None:
+    deadline = Deadline(LAST_SENDS_S)
+    while any(group.has_open_sends() for group in list(_living)) and deadline.left_s() > 0:
+        time.sleep(0.001)
+
+
+before_end(_await_sends)
 
 
 def _forget_queues() -> None:

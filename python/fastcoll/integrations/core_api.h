@@ -142,7 +142,7 @@ struct FastcollTransferCall {
 };
 
 inline constexpr char kFastcollCoreApiName[] = "fastcoll._C.core_api";
-inline constexpr uint32_t kFastcollCoreApiVersion = 8;
+inline constexpr uint32_t kFastcollCoreApiVersion = 9;
 
 struct FastcollCoreApi {
   uint32_t version;
@@ -196,8 +196,8 @@ struct FastcollCoreApi {
   void (*drain_threads)();  // waits until calls and tasks are over
 
   // Sends and receives, whose memory must live until they are over, also without a handle.
-  // Start one; null where that failed. `must_drive`: it is not over, and the caller has to call the
-  // Communicator's drive_transfers, as there may never be a wait for it.
+  // Start one; null where that failed. `must_drive`: it is not over, and the caller has to call
+  // drive_transfers, as there may never be a wait for it.
   FastcollTransfer* (*start_transfer)(FastcollGroup* group, const FastcollTransferCall* call,
                                       bool* must_drive, FastcollFailure* failure);
   // Move all bytes that can move now; return whether this one is over.
@@ -209,4 +209,6 @@ struct FastcollCoreApi {
   bool (*transfer_is_over)(const FastcollTransfer* transfer);
   int (*peer_of_transfer)(const FastcollTransfer* transfer);  // of one that is over
   void (*drop_transfer)(FastcollTransfer* transfer);          // lets go of the handle
+  // Let a thread move those that are not over.
+  FastcollOutcome (*drive_transfers)(FastcollGroup* group, FastcollFailure* failure);
 };

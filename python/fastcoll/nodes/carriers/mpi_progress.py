@@ -15,6 +15,8 @@ import threading
 import time
 from typing import Any
 
+from fastcoll.calls.pool import end_pool
+
 FIRST_PAUSE_S = 1e-3
 # A peer that comes late to a message of before waits this long for the rest at most.
 LONGEST_PAUSE_S = 0.1
@@ -63,6 +65,7 @@ class MpiProgress:
                 self._communicators.remove(communicator)
 
     def _end(self) -> None:
+        end_pool()  # whose calls may need the thread
         with self._lock:
             self._communicators.clear()
             thread = self._thread

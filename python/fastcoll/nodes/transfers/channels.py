@@ -139,6 +139,10 @@ class InOrder:
         self.is_closed = True
         self._queue.join()
 
+    def has_open(self) -> bool:
+        """Return whether transfers are not over."""
+        return self._queue.has_calls()
+
     def _check(self) -> None:
         self._ends.check(self.is_closed)
 
@@ -159,7 +163,7 @@ class Channel(InOrder):
     def __init__(self, ends: Ends, transfer: Transfer, peer: int, turns: Turns) -> None:
         super().__init__(ends)
         self.peer = peer
-        self._sends, self._tag = transfer.sends, transfer.tag
+        self.sends, self._tag = transfer.sends, transfer.tag
         self._turns = turns
         self._carrier: Carrier | None = None
         self._num_carriers = 0  # so far
@@ -177,9 +181,9 @@ class Channel(InOrder):
                 self._turns.leave(transfer)
             return self.peer
 
-        if not self._sends:
+        if not self.sends:
             self._turns.enter(transfer)
-        told = partial(self._ends.waits.told, self.peer, self._sends)
+        told = partial(self._ends.waits.told, self.peer, self.sends)
         work = TransferBetween(run, transfer, self._ends.on_interrupt(self._name()), told)
         self._queue.put(work)
         return work
@@ -304,23 +308,23 @@ class Channel(InOrder):
     def _made(self, deadline: Deadline) -> Carrier:
         if self._carrier is None:
             mine, ends = self._ends.seat.rank, self._ends
-            source, target = (mine, self.peer) if self._sends else (self.peer, mine)
+            source, target = (mine, self.peer) if self.sends else (self.peer, mine)
             left_s = max(deadline.left_s(), 0.001)
-            if self._sends:
+            if self.sends:
                 ends.board.append(senders_key(target, self._tag), str(source), left_s)
             name = f"from {source} to {target}, tag {self._tag}, carrier {self._num_carriers}"
             check = self._check_of_meeting()
             store = PollingStore(ends.store, name, deadline, check, (source, target))
             try:
                 store.meet()
-                self._carrier = ends.make(store, int(not self._sends), 2, deadline.left_s())
+                self._carrier = ends.make(store, int(not self.sends), 2, deadline.left_s())
             except RuntimeError as error:
                 self._check()  # torch may have wrapped the error that ended the wait
                 if isinstance(error, PeerLostError | UsageError):
                     raise
                 raise self._late(deadline) from error
             self._num_carriers += 1
-            if self._sends:
+            if self.sends:
                 ends.sending.add(self)
         return self._carrier
 
@@ -355,7 +359,7 @@ class Channel(InOrder):
         told, rank = self._ends.waits.follow(self.peer)
         return CollectiveTimeout(
             f"{self._name()} waited {deadline.limit_s:g} s for rank {self.peer}, which did not "
-            f"{'receive' if self._sends else 'send'} it{told}",
+            f"{'receive' if self.sends else 'send'} it{told}",
             [rank],
         )
 
@@ -370,7 +374,7 @@ class Channel(InOrder):
             )
 
     def _name(self) -> str:
-        return self._ends.name(self._sends, self.peer, self._tag)
+        return self._ends.name(self.sends, self.peer, self._tag)
 
     def _abandon(self, *what: object) -> None:
         _abandoned.append(what)

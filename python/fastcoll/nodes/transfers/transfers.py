@@ -8,13 +8,17 @@ know how messages travel.
 
 import sys
 import threading
+import time
+import weakref
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.calls.arrays import count_writes
-from fastcoll.calls.transfer_work import AnyTransferWork, Transfers, TransferWork
+from fastcoll.calls.pool import before_end
+from fastcoll.calls.transfer_work import LAST_SENDS_S, AnyTransferWork, Transfers, TransferWork
 from fastcoll.calls.transfers import (
     ANY,
     Transfer,
@@ -30,6 +34,7 @@ from fastcoll.nodes.transfers.payloads import GpuPayload
 from fastcoll.nodes.transfers.staged import StagedTransfers
 from fastcoll.nodes.transfers.turns import Turns
 
+_living: weakref.WeakSet["NodeTransfers"] = weakref.WeakSet()
 # Of the node's part of a receive from any rank, whose own limit ends it first.
 _NO_LIMIT_S = 1e9
 
@@ -57,6 +62,7 @@ class NodeTransfers(Transfers):
         self._channels: dict[tuple[bool, int, int], Channel] = {}
         self._any: dict[int, AnySource] = {}
         self._turns: defaultdict[int, Turns] = defaultdict(Turns)
+        _living.add(self)
 
     def start(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
         """Start transfers; they move on with or without a wait for them."""
@@ -85,6 +91,23 @@ class NodeTransfers(Transfers):
             source.close()
         for channel in self._channels.values():
             channel.close()
+
+    def end_receives(self) -> None:
+        """End the receives between nodes that are not complete."""
+        with self._lock:
+            for one in (*self._any.values(), *self._channels.values()):
+                one.is_closed |= not (isinstance(one, Channel) and one.sends)
+
+    def has_open_sends(self) -> bool:
+        """Return whether sends between nodes are not complete."""
+        with self._lock:
+            return any(one.sends and one.has_open() for one in self._channels.values())
+
+    def end_sends(self) -> None:
+        """End the sends between nodes that are not complete."""
+        with self._lock:
+            for one in self._channels.values():
+                one.is_closed |= one.sends
 
     def _checked(self, call: TransferCall) -> _Checked:
         self._ends.watch.refuse_child()
@@ -135,3 +158,18 @@ class NodeTransfers(Transfers):
                 self._channels[key] = Channel(self._ends, transfer, peer, turns)
                 self._channels[key].is_closed = self._is_closed
             return self._channels[key]
+
+
+def _end_all() -> None:
+    """End the transfers that no rank answers, when the interpreter ends."""
+    groups = list(_living)
+    for group in groups:
+        group.end_receives()
+    deadline = Deadline(LAST_SENDS_S)
+    while any(group.has_open_sends() for group in groups) and deadline.left_s() > 0:
+        time.sleep(0.001)
+    for group in groups:
+        group.end_sends()
+
+
+before_end(_end_all)
