@@ -50,23 +50,25 @@ struct OperatorGroup {
   KnownPlans plans;
 };
 
-// Keeps a Communicator alive during a call, which runs without the GIL.
+// Keeps a group and its Communicator alive during a call, which runs without the GIL: meanwhile
+// another thread may find another group by that name.
 class HeldGroup {
  public:
   HeldGroup() = default;
-  HeldGroup(OperatorGroup* group, py::object communicator)
-      : group_(group), communicator_(std::move(communicator)) {}
+  HeldGroup(std::shared_ptr<OperatorGroup> group, py::object communicator)
+      : group_(std::move(group)), communicator_(std::move(communicator)) {}
   HeldGroup(HeldGroup&&) = default;
   ~HeldGroup() {
-    if (!communicator_) return;
+    if (!group_) return;
     const fastcoll::GilHeld gil;
+    group_.reset();
     communicator_ = py::object();
   }
   explicit operator bool() const { return group_ != nullptr; }
-  OperatorGroup* operator->() const { return group_; }
+  OperatorGroup* operator->() const { return group_.get(); }
 
  private:
-  OperatorGroup* group_ = nullptr;
+  std::shared_ptr<OperatorGroup> group_;
   py::object communicator_;
 };
 
@@ -84,23 +86,26 @@ class OperatorGroups {
   // Empty where the calls of a group are Python's.
   HeldGroup hold(const std::string& name) {
     const fastcoll::GilHeld gil;
-    std::unique_ptr<OperatorGroup>& known = groups_[name];
+    std::shared_ptr<OperatorGroup>& known = groups_[name];
     py::object communicator = communicator_of(name, known.get());
     if (!known || !known->communicator().is(communicator)) {
       known.reset();
       FastcollGroup* group = core->group_of(communicator.ptr());
       if (!group) return {};
-      known = std::make_unique<OperatorGroup>(communicator, group);
+      known = std::make_shared<OperatorGroup>(communicator, group);
     }
     if (core->traces(known->core_group)) return {};
-    return {known.get(), std::move(communicator)};
+    return {known, std::move(communicator)};
   }
 
   // Another group may have become the default one, whose name is empty, or taken a closed one's
   // name at torch.
   py::object communicator_of(const std::string& name, const OperatorGroup* known) {
     py::object found = py::none();
-    if (!name.empty() && known && !core->closed(known->core_group)) found = known->communicator();
+    if (!name.empty() && known) {
+      found = known->communicator();  // None where it is gone, with its core group
+      if (!found.is_none() && core->closed(known->core_group)) found = py::none();
+    }
     if (name.empty())
       if (void* const group = core->default_group())
         found = py::reinterpret_borrow<py::object>(static_cast<PyObject*>(group));
@@ -122,7 +127,7 @@ class OperatorGroups {
  private:
   py::dict functions_, gradients_;
   py::object named_;
-  std::unordered_map<std::string, std::unique_ptr<OperatorGroup>> groups_;
+  std::unordered_map<std::string, std::shared_ptr<OperatorGroup>> groups_;
 };
 
 // Never destroyed: the interpreter, whose objects it has, ends earlier.
