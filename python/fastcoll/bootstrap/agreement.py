@@ -45,7 +45,6 @@ class Ballot(Protocol):
 
 
 def bits(ranks: Collection[int]) -> int:
-    """Return ranks as bits."""
     return sum(1 << rank for rank in ranks)
 
 

@@ -37,7 +37,6 @@ class _RunningClock:
         self._lock = threading.Lock()
 
     def now_s(self) -> float:
-        """Look at the clock."""
         with self._lock:
             time_s = time.monotonic()
             self._running_s += min(time_s - self._seen_s, _MOST_S)

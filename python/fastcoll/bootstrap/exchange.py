@@ -276,7 +276,6 @@ class BytesExchange(Exchange):
         self._group = group
 
     def is_gone(self, peer: int) -> bool:
-        """See `Exchange.is_gone`."""
         return self._group.peer_is_gone(peer)
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:

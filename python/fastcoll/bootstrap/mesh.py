@@ -44,7 +44,6 @@ class Packet:
     fds: list[int]
 
     def close(self) -> None:
-        """Close the descriptors."""
         for fd in self.fds:
             os.close(fd)
 

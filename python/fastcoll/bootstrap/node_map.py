@@ -37,7 +37,6 @@ class NodeMap:
 
     @property
     def num_nodes(self) -> int:
-        """The number of nodes."""
         return len(self.nodes)
 
     @cached_property

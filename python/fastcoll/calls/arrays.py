@@ -54,7 +54,6 @@ class ArrayView:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the elements."""
         return self.numel * ITEMSIZE[self.dtype]
 
 

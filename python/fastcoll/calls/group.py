@@ -221,13 +221,10 @@ class NonMember(BaseGroup):
 
     @property
     def rank(self) -> int:
-        """-1, as torch.distributed.get_rank() has it."""
+        """-1, as torch.distributed has both."""
         return -1
 
-    @property
-    def world_size(self) -> int:
-        """-1, as torch.distributed.get_world_size() has it."""
-        return -1
+    world_size = rank
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, int) and other == NON_MEMBER)
@@ -238,20 +235,10 @@ class NonMember(BaseGroup):
     def __repr__(self) -> str:
         return f'<fastcoll.Group "{self.name}", of which this rank is no member>'
 
-    def check(self) -> None:
-        """Do nothing."""
+    def _ignore(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: there is nothing here to look at or to end."""
 
-    def abort(self, reason: str | None = None) -> None:
-        """Do nothing."""
-
-    def set_limit(self, limit_s: float) -> None:
-        """Do nothing."""
-
-    def set_timeout(self, timeout_s: float | timedelta) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+    check = abort = set_limit = set_timeout = close = _ignore
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise UsageError(f'this rank is not in the group "{self.name}"')

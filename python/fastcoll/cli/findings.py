@@ -55,7 +55,6 @@ class Findings:
     measured: list[Json]
 
     def as_json(self) -> Json:
-        """Return all of it as JSON has it."""
         cluster = self.cluster
         return {
             "topology": cluster.machine.name,

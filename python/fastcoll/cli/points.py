@@ -63,7 +63,6 @@ def parse_sizes_option(text: str) -> tuple[int, ...]:
 
 
 def parse_verbs(text: str) -> tuple[str, ...]:
-    """Return the verbs of an option."""
     names = tuple(dict.fromkeys(text.split(",")))
     if unknown := [name for name in names if name not in VERBS]:
         raise typer.BadParameter(

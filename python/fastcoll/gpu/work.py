@@ -196,11 +196,9 @@ class KnownWork(_C.GpuWork, Work):
         return self.wait()
 
     def exception(self) -> Exception | None:
-        """See `DeviceWork.exception`."""
         return error_of(self._side) if self.is_completed() else None
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """See `DeviceWork.get_future`."""
         with _lock:
             if not hasattr(self, "_future"):
                 self._future = future_of(self._side, self._side.side_stream, self._outputs)
@@ -213,7 +211,6 @@ class KnownTransferWork(KnownWork, GpuTransferWork):
     __slots__ = ()
 
     def source_rank(self) -> int:
-        """See `DeviceTransferWork.source_rank`."""
         return self._peer
 
 
@@ -229,5 +226,4 @@ class DeviceTransferWork(DeviceWork, GpuTransferWork):
         self._peer = transfer.peer
 
     def source_rank(self) -> int:
-        """Return the group rank that sends the message received here."""
         return self._peer

@@ -132,11 +132,9 @@ class Communicator(_C.Group, BaseGroup):
         return self._gpus.issue(calls, async_op)
 
     def stats(self) -> dict[str, VerbStats]:
-        """See `BaseGroup.stats`."""
         return stats_of(super().counts())
 
     def check(self) -> None:
-        """Raise the error that broke the group, if any; does not wait for a GPU."""
         if self._gpus.group is not None:
             self._gpus.group.check()
         else:
@@ -168,7 +166,6 @@ class Communicator(_C.Group, BaseGroup):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> torch.Tensor:
-        """See `fastcoll.empty`."""
         extents: Sequence[Any] = size
         if len(size) == 1 and not isinstance(size[0], SupportsIndex):
             extents = size[0]

@@ -78,32 +78,25 @@ class FastcollGroup(BaseGroup):  # type: ignore[misc]
 
     @classmethod
     def backend(cls) -> str:
-        """Return the backend's name."""
         return _NAME
 
     @classmethod
     def check_backend_availability(cls) -> bool:
-        """Return that groups can be made."""
         return True
 
     def destroy_group(self) -> None:
-        """Leave the group."""
         self._comm.close()
 
     def allreduce(self, tensor: list[Array], allreduce_options: AllReduceOptions) -> None:
-        """See `fastcoll.all_reduce`."""
         self._comm.all_reduce(tensor[0], _op(allreduce_options))
 
     def barrier(self, barrier_options: BarrierOptions | None = None) -> None:
-        """See `fastcoll.barrier`."""
         self._comm.barrier()
 
     def reduce(self, tensor: list[Array], reduce_options: ReduceOptions) -> None:
-        """See `fastcoll.reduce`."""
         self._comm.reduce(tensor[0], reduce_options.root_rank, _op(reduce_options))
 
     def broadcast(self, tensor: list[Array], broadcast_options: BroadcastOptions) -> None:
-        """See `fastcoll.broadcast`."""
         self._comm.broadcast(tensor[0], broadcast_options.root_rank)
 
     def allgather(
@@ -112,7 +105,6 @@ class FastcollGroup(BaseGroup):  # type: ignore[misc]
         tensor: list[Array],
         allgather_options: AllGatherOptions,
     ) -> None:
-        """See `fastcoll.all_gather`."""
         self._comm.all_gather(tensor_list[0], tensor[0])
 
     def reducescatter(
@@ -121,15 +113,12 @@ class FastcollGroup(BaseGroup):  # type: ignore[misc]
         tensor_list: list[list[Array]],
         reducescatter_options: ReduceScatterOptions,
     ) -> None:
-        """See `fastcoll.reduce_scatter`."""
         self._comm.reduce_scatter(tensor[0], tensor_list[0], _op(reducescatter_options))
 
     def send(self, tensor: list[Array], send_options: SendOptions) -> None:
-        """See `fastcoll.send`."""
         self._comm.send(tensor[0], send_options.dst_rank)
 
     def recv(self, tensor: list[Array], recv_options: RecvOptions) -> None:
-        """See `fastcoll.recv`."""
         self._comm.recv(tensor[0], recv_options.src_rank)
 
 

@@ -62,28 +62,23 @@ class BaseProcessGroup(ProcessGroup):
         self._kept: deque[TorchWork] = deque(maxlen=64)
 
     def rank(self) -> int:
-        """Return this process's rank in the group."""
         return self.communicator.rank
 
     def size(self) -> int:
-        """Return the number of ranks."""
         return self.communicator.world_size
 
     def name(self) -> str:
-        """Return the backend's name."""
         return NAME
 
     getBackendName = name  # noqa: N815
 
     def get_group_store(self) -> dist.Store:
-        """Return the store that the group was made with."""
         return self._store
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
 
     def getGroupName(self) -> str:  # noqa: N802
-        """Return the group's name."""
         return self._name
 
     group_name = property(getGroupName)
@@ -92,7 +87,6 @@ class BaseProcessGroup(ProcessGroup):
         self._desc = desc
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Return the group's description."""
         return self._desc
 
     group_desc = property(getGroupDesc)

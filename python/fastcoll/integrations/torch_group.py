@@ -69,7 +69,6 @@ class FastcollProcessGroup(BaseProcessGroup):
         return self._handle(work)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> TorchWork | None:
-        """See `fastcoll.all_reduce_coalesced`."""
         comm, is_async, limit_s = self._begin(opts)
         work = lists.all_reduce_coalesced(tensors, op_of(opts), comm, is_async, timeout_s=limit_s)
         return self._handle(work)
@@ -131,7 +130,6 @@ class FastcollProcessGroup(BaseProcessGroup):
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> TorchWork | None:
-        """See `fastcoll.all_gather_into_tensor`."""
         comm, is_async, limit_s = self._begin(opts)
         work = moves.all_gather_into_tensor(output, input, comm, is_async, timeout_s=limit_s)
         return self._handle(work)
@@ -139,7 +137,6 @@ class FastcollProcessGroup(BaseProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> TorchWork | None:
-        """See `fastcoll.all_gather_into_tensor_coalesced`."""
         comm, is_async, limit_s = self._begin(opts)
         return self._handle(
             lists.all_gather_into_tensor_coalesced(
@@ -170,7 +167,6 @@ class FastcollProcessGroup(BaseProcessGroup):
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> TorchWork | None:
-        """See `fastcoll.reduce_scatter_tensor`."""
         comm, is_async, limit_s = self._begin(opts)
         return self._handle(
             reductions.reduce_scatter_tensor(
@@ -181,7 +177,6 @@ class FastcollProcessGroup(BaseProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> TorchWork | None:
-        """See `fastcoll.reduce_scatter_tensor_coalesced`."""
         comm, is_async, limit_s = self._begin(opts)
         return self._handle(
             lists.reduce_scatter_tensor_coalesced(
@@ -209,7 +204,6 @@ class FastcollProcessGroup(BaseProcessGroup):
     def gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: GatherOptions | None = None
     ) -> TorchWork | None:
-        """See `fastcoll.gather_single`."""
         comm, is_async, limit_s = self._begin(opts)
         work = moves.gather_single(input, output, root_of(opts), comm, is_async, timeout_s=limit_s)
         return self._handle(work)
@@ -256,7 +250,6 @@ class FastcollProcessGroup(BaseProcessGroup):
         return self._handle(work)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork | None:
-        """See `fastcoll.all_to_all`."""
         comm, is_async, limit_s = self._begin(opts)
         work = moves.all_to_all(outputs, inputs, comm, is_async, timeout_s=limit_s)
         return self._handle(work)
@@ -293,15 +286,12 @@ class FastcollProcessGroup(BaseProcessGroup):
     # ---- point-to-point --------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> TorchWork:
-        """See `fastcoll.isend`."""
         return self._track(self.communicator.isend(one_of(tensors), dst, tag))
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> TorchWork:
-        """See `fastcoll.irecv`."""
         return self._track(self.communicator.irecv(one_of(tensors), src, tag))
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> TorchWork:
-        """See `fastcoll.irecv`."""
         return self._track(self.communicator.irecv(one_of(tensors), None, tag))
 
 

@@ -71,11 +71,9 @@ class TorchWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the calls are over."""
         return all(work.is_completed() for work in self._works)
 
     def is_success(self) -> bool:
-        """Return whether the calls are over and went well."""
         return all(work.is_success() for work in self._works)
 
     def exception(self) -> Exception | None:
@@ -83,7 +81,6 @@ class TorchWork(dist.Work):
         return next((error for work in self._works if (error := work.exception())), None)
 
     def result(self) -> list[torch.Tensor]:
-        """Wait, then return the outputs."""
         return [output for work in self._works for output in work.result()]  # type: ignore[misc]
 
     def source_rank(self) -> int:
@@ -94,7 +91,6 @@ class TorchWork(dist.Work):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Return a future of the list of outputs."""
         if self._recorded is not None:
             return self._recorded
         if len(self._works) == 1:

@@ -31,5 +31,4 @@ class ProcessGroupFastcoll(ProcessGroupWrapper):  # type: ignore[misc]
         return process_group(store, rank, world_size, self._timeout, name=name)
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Return the name that torchft shows."""
         return "torchft-fastcoll"

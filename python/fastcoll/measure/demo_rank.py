@@ -34,12 +34,10 @@ class DemoConfig:
     symmetric: bool
 
     def to_json(self) -> str:
-        """Return the command-line form."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> "DemoConfig":
-        """Return the config that `to_json` wrote."""
         fields = json.loads(text)
         return DemoConfig(**(fields | {"training": TrainingConfig(**fields["training"])}))
 

@@ -82,12 +82,10 @@ class GpuVariant(Variant):
 
     @property
     def name(self) -> str:
-        """As outcomes call it."""
         return self.algorithm
 
     @property
     def row(self) -> Json:
-        """The fields of a table's row that name it."""
         are = "threads" if isinstance(self.ranks, ThreadRanks) else "processes"
         return {"ranks_are": are, "num_channels": self.num_channels, "algorithm": self.name}
 

@@ -73,14 +73,12 @@ class Cell:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Return the element type."""
         dtype = getattr(torch, self.dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype
 
     @property
     def total_numel(self) -> int:
-        """Return the elements of the larger side."""
         return max(self.input_numel, self.output_numel)
 
     @property

@@ -48,7 +48,6 @@ def available_cpus() -> tuple[int, ...]:
 
 
 def worker_command(config: WorkerConfig, rank: int) -> list[str]:
-    """Return the command of one rank process."""
     told = {key: value for key, value in asdict(config).items() if key != "rank"}
     module = "fastcoll.measure.worker"
     return [sys.executable, "-m", module, json.dumps(told), str(rank)]

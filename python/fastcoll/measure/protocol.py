@@ -37,7 +37,6 @@ class Line:
         self._file = self.connection.makefile("r", encoding="utf-8")
 
     def send(self, text: str) -> None:
-        """Send one line."""
         self.connection.sendall(text.encode() + b"\n")
 
     def receive(self) -> str:
@@ -45,11 +44,9 @@ class Line:
         return self._file.readline().strip()
 
     def send_reply(self, reply: Reply) -> None:
-        """Send one reply."""
         self.send(json.dumps(reply))
 
     def close(self) -> None:
-        """Close the connection."""
         self._file.close()
         self.connection.close()
 

@@ -32,17 +32,14 @@ class CodedReduction(Reduction):
 
     @property
     def block_numel(self) -> int:
-        """See `Reduction`."""
         return WIRE_BLOCK
 
     def of_segment(self, first: int, last: int) -> Self:
-        """See `Reduction`."""
         if self.feedback is None:
             return self
         return replace(self, feedback=self.feedback[first:last])
 
     def given_bytes(self, numel: int) -> int:
-        """See `Reduction`."""
         return coded_bytes(self.wire, numel)
 
     def give(self, partials: torch.Tensor, first: int = 0) -> torch.Tensor:
@@ -68,7 +65,6 @@ class CodedReduction(Reduction):
         self._round(target, rows)
 
     def total(self, rows: Sequence[torch.Tensor], numel: int, result: torch.Tensor) -> torch.Tensor:
-        """See `Reduction`."""
         del result
         coded = torch.zeros(self.given_bytes(numel), dtype=torch.uint8, device="cpu")
         whole_bytes = self.given_bytes(WIRE_BLOCK)
@@ -77,7 +73,6 @@ class CodedReduction(Reduction):
         return coded
 
     def take(self, target: torch.Tensor, total: torch.Tensor) -> None:
-        """See `Reduction`."""
         self._round(target, [total])
 
     def _round(self, target: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:

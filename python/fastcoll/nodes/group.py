@@ -124,7 +124,6 @@ class HierarchicalCommunicator(BaseGroup):
 
     @property
     def traces(self) -> bool:
-        """Whether the site of every call is noted."""
         return self._traces
 
     @property
@@ -245,13 +244,11 @@ class HierarchicalCommunicator(BaseGroup):
         self._lanes.abandon()
 
     def stats(self) -> dict[str, VerbStats]:
-        """See `BaseGroup.stats`."""
         self._refuse_closed()
         with self._lock:
             return dict(self._stats)
 
     def check(self) -> None:
-        """Raise the error that broke the group, if one has; does not wait for a GPU."""
         self.check_host()
         if self._gpus is not None:
             self._gpus.check_node_group()
@@ -278,7 +275,6 @@ class HierarchicalCommunicator(BaseGroup):
             self._gpus.stop()
 
     def set_limit(self, limit_s: float) -> None:
-        """See `BaseGroup.set_limit`."""
         self._refuse_closed()
         self._node_group.set_timeout(limit_s)
 
@@ -373,7 +369,6 @@ class HierarchicalCommunicator(BaseGroup):
     # ---- life ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave the group; calls that were queued are completed first. Not collective."""
         if self._closed:
             return
         if self._watch.is_inherited:

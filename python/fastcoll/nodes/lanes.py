@@ -213,7 +213,6 @@ class Lanes:
 
     @property
     def takes_less(self) -> bool:
-        """See `Carrier`."""
         return self._carriers[0].takes_less
 
     def carrier(self, slot: int) -> Carrier:
@@ -234,7 +233,6 @@ class Lanes:
             carrier.abandon()
 
     def close(self) -> None:
-        """Leave the lanes."""
         for carrier in self._carriers:
             carrier.close()
 

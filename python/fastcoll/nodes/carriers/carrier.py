@@ -34,11 +34,9 @@ class Failed:
         self._arguments = arguments  # kept: a part of it may have been started
 
     def is_completed(self) -> bool:
-        """See `Started`."""
         return True
 
     def wait(self) -> object:
-        """See `Started`."""
         raise self._error
 
 

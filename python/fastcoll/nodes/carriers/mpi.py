@@ -85,7 +85,6 @@ class _Transfer:
         self.is_over = False
 
     def is_completed(self) -> bool:
-        """See `Started`."""
         end = time.monotonic() + _LOOK_S
         try:
             while not self.is_over:
@@ -115,7 +114,6 @@ class MpiCarrier(Carrier):
         PROGRESS.add(communicator)
 
     def reduces(self, dtype: DType, op: Op) -> bool:
-        """See `Carrier`."""
         # Else one node adds for another first: twice the bytes cross its link (seen in Open MPI 5).
         # Sums of ours cost no node more than the others.
         num_nodes = self._communicator.Get_size()
@@ -161,12 +159,10 @@ class MpiCarrier(Carrier):
         return self._started([request], tensor)
 
     def abandon(self) -> None:
-        """See `Carrier`."""
         PROGRESS.remove(self._communicator)
         _abandoned.append(self)
 
     def close(self) -> None:
-        """See `Carrier`."""
         PROGRESS.remove(self._communicator)
         self._communicator.Free()
 

@@ -46,7 +46,6 @@ class TorchCarrier(Carrier):
         self._sums = sums
 
     def reduces(self, dtype: DType, op: Op) -> bool:
-        """See `Carrier`."""
         return dtype in self._sums and op in (Op.SUM, Op.PRODUCT)
 
     @starting
@@ -83,7 +82,6 @@ class TorchCarrier(Carrier):
         return started
 
     def abandon(self) -> None:
-        """See `Carrier`."""
         # For ever: its destructor would wait for the transfers, at the latest when Python ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 

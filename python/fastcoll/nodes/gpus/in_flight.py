@@ -142,7 +142,6 @@ class CallsInFlight:
                 self._current.transfers.append(transfer)
 
     def of_node(self, error: FastcollError) -> FastcollError:
-        """See `Watch`."""
         return self._about(self._current).of_node(error)
 
     # ---- from outside ----------------------------------------------------------------------------

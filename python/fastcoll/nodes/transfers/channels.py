@@ -189,7 +189,6 @@ class Channel(InOrder):
         return work
 
     def close(self) -> None:
-        """Leave; transfers that are not complete fail."""
         super().close()
         if self._carrier is None or self._ends.watch.error is not None:
             return

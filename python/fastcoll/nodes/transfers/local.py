@@ -33,7 +33,6 @@ class _LocalTransfer(TransferWork):
     _transfers: "LocalTransfers"
 
     def wait(self, timeout: _Timeout = None) -> bool:
-        """See `TransferWork.wait`."""
         return self._transfers.waited(self, self._transfer, super().wait, timeout)
 
     def source_rank(self) -> int:
@@ -64,7 +63,6 @@ class LocalTransfers(Transfers):
         self._waits = ends.waits
 
     def post(self, transfer: Transfer) -> TransferWork:
-        """See `Transfers.post`."""
         try:
             work = post(self._group, transfer, LocalWork, StridedLocalWork)
         except FastcollError as error:

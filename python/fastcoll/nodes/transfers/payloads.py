@@ -84,23 +84,19 @@ class HostPayload:
         self.num_slots = self.num_pieces + 1
 
     def cut_as(self, piece_bytes: int) -> "HostPayload":
-        """See `Payload`."""
         self._cut(piece_bytes)
         return self
 
     def here(self) -> AbstractContextManager[object]:
-        """See `Payload`."""
         return contextlib.nullcontext()
 
     def piece(self, index: int) -> torch.Tensor:
-        """See `Payload`."""
         return self.bytes[index * self.piece_bytes :][: self.piece_bytes]
 
     def move(self, index: int, wait: WaitFor) -> None:
         """See `Payload`."""
 
     def finish(self, wait: WaitFor) -> None:
-        """See `Payload`."""
         if not self._transfer.sends and self._dense is not self._transfer.array:
             copy_back(self._transfer.array, self._dense)
 
@@ -141,7 +137,6 @@ class GpuPayload:
         self._slots: list[torch.Tensor] = []
 
     def cut_as(self, piece_bytes: int) -> Payload:
-        """See `Payload`."""
         return self if self.num_pieces <= 1 or piece_bytes == PIECE_BYTES else _Whole(self)
 
     def move_all(self, copy: HostPayload, wait: WaitFor) -> None:
@@ -173,14 +168,12 @@ class GpuPayload:
             raise DriverError(f"cuda:{self.device} failed in a transfer: {error}") from error
 
     def piece(self, index: int) -> torch.Tensor:
-        """See `Payload`."""
         num_bytes = min(PIECE_BYTES, self._dense.num_bytes - index * PIECE_BYTES)
         if index < _NUM_SLOTS and index == len(self._slots):
             self._slots.append(_pinned(num_bytes))
         return self._slots[index % _NUM_SLOTS][:num_bytes]
 
     def move(self, index: int, wait: WaitFor) -> None:
-        """See `Payload`."""
         # By the host, not by the copies' stream: that would hold up copies of other transfers.
         self._await_stream(wait)
         host = self.piece(index)
@@ -190,7 +183,6 @@ class GpuPayload:
         self._do(lambda: _copy(*ends), wait)
 
     def finish(self, wait: WaitFor) -> None:
-        """See `Payload`."""
         if not self.transfer.sends and self._dense is not self.transfer.array:
             self._await_stream(wait)
             self._do(lambda: copy_back(self.transfer.array, self._dense), wait)
@@ -222,11 +214,9 @@ class _Whole(HostPayload):
         self._target = target
 
     def here(self) -> AbstractContextManager[object]:
-        """See `Payload`."""
         return self._target.here()
 
     def finish(self, wait: WaitFor) -> None:
-        """See `Payload`."""
         self._target.move_all(self, wait)
 
 

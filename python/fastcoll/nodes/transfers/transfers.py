@@ -65,13 +65,11 @@ class NodeTransfers(Transfers):
         _living.add(self)
 
     def start(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
-        """Start transfers; they move on with or without a wait for them."""
         checked = [self._checked(call) for call in calls]
         count_writes(array for transfer, _ in checked for array in transfer.written())
         return [self._start(one) for one in checked]
 
     def run(self, call: TransferCall) -> int:
-        """Start a transfer and wait until it is complete; return the peer."""
         checked = self._checked(call)
         refuse_wait_for_itself(checked[0], self._ends.seat.rank)
         count_writes(checked[0].written())
