@@ -4,7 +4,8 @@
 Decides the fields and how a plan is shown. Knows nothing of how a plan is chosen or run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from fastcoll.types import REDUCTIONS, Algorithm, DType, Op, Verb, num_tensors
 
@@ -34,21 +35,9 @@ class Plan:
     splits: int = 0
     channels: int = 0
 
-    def args(self) -> tuple[int, int, int, int, int, int, int, bool, bool, int, int]:
+    def args(self) -> tuple[Any, ...]:
         """Return the positional arguments of `_C.Plan`."""
-        return (
-            int(self.verb),
-            int(self.dtype),
-            int(self.op),
-            int(self.algorithm),
-            self.numel,
-            self.root,
-            self.segment_bytes,
-            self.fast_numerics,
-            self.inline,
-            self.splits,
-            self.channels,
-        )
+        return tuple(getattr(self, one.name) for one in fields(self))
 
     def describe(self) -> str:
         """Return the plan as one line of text."""

@@ -14,12 +14,10 @@ name = "chain"
 
 
 def admits(request: Request) -> str | None:
-    """Return None if chain can run the request, else the reason."""
     return shared.not_plain(request) or shared.no_kernel(request, Algorithm.chain)
 
 
 def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
-    """Return the modelled time of one call; see `shared.costs`."""
     steps = max(1, 2 * (request.world_size - 1))
     # Pipelined: every rank moves the whole message there and back, once.
     costs = shared.costs(request, calibrated)

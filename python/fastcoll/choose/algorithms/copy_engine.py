@@ -20,7 +20,6 @@ _LAUNCHES_US = 60.0
 
 
 def admits(request: Request) -> str | None:
-    """Return None if copy_engine can run the request, else the reason."""
     if not request.on_gpu:
         return "copy_engine is for GPUs"
     if request.algorithm != name:
@@ -35,7 +34,6 @@ def admits(request: Request) -> str | None:
 
 
 def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
-    """Return the modelled time of one call; see `shared.costs`."""
     return _LAUNCHES_US + two_shot.estimate_us(request, calibrated)
 
 

@@ -11,7 +11,6 @@ name = "direct"
 
 
 def admits(request: Request) -> str | None:
-    """Return None if direct can run the request, else the reason."""
     if request.verb in REDUCTIONS:
         return f"direct only moves data; {request.verb.name} reduces"
     if request.single_copy == "always" and single_copy.admits(request) is None:
@@ -20,7 +19,6 @@ def admits(request: Request) -> str | None:
 
 
 def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
-    """Return the modelled time of one call; see `shared.costs`."""
     return moving.staged_us(request, calibrated)
 
 

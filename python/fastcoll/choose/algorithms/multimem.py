@@ -29,7 +29,6 @@ _PUSHED = (Verb.all_gather, Verb.broadcast)
 
 
 def admits(request: Request) -> str | None:
-    """Return None if multimem can run the request, else the reason."""
     if not request.on_gpu:
         return "multimem is for GPUs"
     pushes = request.verb in _PUSHED
@@ -58,7 +57,6 @@ def _unfit(request: Request) -> str | None:
 
 
 def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
-    """Return the modelled time of one call; see `shared.costs`."""
     costs = shared.costs(request, calibrated)
     if request.verb in _PUSHED:
         parts = request.world_size if request.verb is Verb.all_gather else 1

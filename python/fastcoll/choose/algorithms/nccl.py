@@ -19,7 +19,6 @@ _CALL_US = 20.0
 
 
 def admits(request: Request) -> str | None:
-    """Return None if NCCL can carry the request, else the reason."""
     if not request.on_gpu:
         return "nccl is for GPUs"
     if request.no_nccl:
@@ -28,7 +27,6 @@ def admits(request: Request) -> str | None:
 
 
 def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
-    """Return the modelled time of one call; see `shared.costs`."""
     if request.verb is Verb.reduce:
         return _CALL_US + one_shot.estimate_us(request, calibrated)
     if request.verb in REDUCTIONS:

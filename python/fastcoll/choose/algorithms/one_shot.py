@@ -15,12 +15,10 @@ name = "one_shot"
 
 
 def admits(request: Request) -> str | None:
-    """Return None if one_shot can run the request, else the reason."""
     return shared.not_a_reduction(request) or shared.no_kernel(request, Algorithm.one_shot)
 
 
 def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
-    """Return the modelled time of one call; see `shared.costs`."""
     if request.verb is Verb.reduce_scatter:
         # It has but one shot: csrc runs it as two_shot without its second.
         return two_shot.estimate_us(request, calibrated)

@@ -15,7 +15,6 @@ name = "ring"
 
 
 def admits(request: Request) -> str | None:
-    """Return None if ring can run the request, else the reason."""
     if reason := shared.not_plain(request) or shared.no_kernel(request, Algorithm.ring):
         return reason
     if request.numerics != "fast" and order_matters(request.dtype, request.op):
@@ -27,7 +26,6 @@ def admits(request: Request) -> str | None:
 
 
 def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
-    """Return the modelled time of one call; see `shared.costs`."""
     steps = request.world_size - 1
     if request.verb is Verb.all_reduce:
         steps *= 2

@@ -17,7 +17,6 @@ LEAST_BYTES = 64 << 10  # kLeastInPlaceBytes in csrc/cpu/direct.h: less is stage
 
 
 def admits(request: Request) -> str | None:
-    """Return None if single_copy can run the request, else the reason."""
     if request.on_gpu:
         return "single_copy is for CPUs"
     if request.verb in REDUCTIONS or request.verb is Verb.barrier:
@@ -35,7 +34,6 @@ def admits(request: Request) -> str | None:
 
 
 def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
-    """Return the modelled time of one call; see `shared.costs`."""
     return moving.read_us(request, calibrated)
 
 

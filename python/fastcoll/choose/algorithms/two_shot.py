@@ -19,12 +19,10 @@ _RESUMED = 1.5
 
 
 def admits(request: Request) -> str | None:
-    """Return None if two_shot can run the request, else the reason."""
     return shared.not_a_reduction(request) or shared.no_kernel(request, Algorithm.two_shot)
 
 
 def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
-    """Return the modelled time of one call; see `shared.costs`."""
     others = request.staged_bytes * (request.world_size - 1) / request.world_size
     shots = 1 if request.verb is Verb.reduce_scatter else 2
     costs = shared.costs(request, calibrated)
