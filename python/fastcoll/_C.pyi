@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Final, NoReturn, Self, TypeVar
 
 from torch.distributed import ProcessGroup
 
@@ -16,28 +16,17 @@ K_MAX_WORLD: int
 K_FAREWELL: int
 
 class Plan:
-    @property
-    def verb(self) -> int: ...
-    @property
-    def dtype(self) -> int: ...
-    @property
-    def op(self) -> int: ...
-    @property
-    def algorithm(self) -> int: ...
-    @property
-    def numel(self) -> int: ...
-    @property
-    def root(self) -> int: ...
-    @property
-    def segment_bytes(self) -> int: ...
-    @property
-    def fast_numerics(self) -> bool: ...
-    @property
-    def inline(self) -> bool: ...
-    @property
-    def splits(self) -> int: ...
-    @property
-    def channels(self) -> int: ...
+    verb: Final[int]
+    dtype: Final[int]
+    op: Final[int]
+    algorithm: Final[int]
+    numel: Final[int]
+    root: Final[int]
+    segment_bytes: Final[int]
+    fast_numerics: Final[bool]
+    inline: Final[bool]
+    splits: Final[int]
+    channels: Final[int]
     def __init__(
         self,
         verb: int,
@@ -54,8 +43,7 @@ class Plan:
     ) -> None: ...
 
 class TransferWork:
-    @property
-    def _kept(self) -> Any: ...
+    _kept: Final[Any]
     def __new__(
         cls,
         group: Group,
@@ -84,30 +72,20 @@ class CallWork:
 
 class GpuWork:
     _outputs: list[Any]
-    @property
-    def _group(self) -> Group: ...
-    @property
-    def _peer(self) -> int: ...
+    _group: Final[Group]
+    _peer: Final[int]
     def wait(self, timeout: float | timedelta | None = None) -> bool: ...
     def is_completed(self) -> bool: ...
 
 class RowNorm:
-    @property
-    def weight(self) -> Any: ...
-    @property
-    def eps(self) -> float: ...
-    @property
-    def residual(self) -> Any: ...
-    @property
-    def summed(self) -> Any: ...
-    @property
-    def offset(self) -> float: ...
-    @property
-    def rounds_first(self) -> bool: ...
-    @property
-    def wide_sum(self) -> bool: ...
-    @property
-    def scales(self) -> Any: ...
+    weight: Final[Any]
+    eps: Final[float]
+    residual: Final[Any]
+    summed: Final[Any]
+    offset: Final[float]
+    rounds_first: Final[bool]
+    wide_sum: Final[bool]
+    scales: Final[Any]
 
 class GpuJournal:
     def __init__(self, rank: int, fds: list[int]) -> None: ...
@@ -148,14 +126,10 @@ class GpuCalls:
     def note_use(self, ptr: int, stream: int) -> None: ...
 
 class Group:
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def traces(self) -> bool: ...
+    rank: Final[int]
+    world_size: Final[int]
+    name: Final[str]
+    traces: Final[bool]
     def __init__(
         self,
         rank: int,
@@ -186,11 +160,7 @@ class Group:
     def set_limit(self, limit_s: float) -> None: ...
     def _shorten_openmp_waits(self) -> bool: ...
     def cache_plan(
-        self,
-        plan: Plan,
-        asks_algorithm: bool,
-        fast_numerics: bool | None,
-        numels: tuple[int, int],
+        self, plan: Plan, asks_algorithm: bool, fast_numerics: bool | None, numels: tuple[int, int]
     ) -> None: ...
     def cache_gpu_plan(
         self, plan: Plan, asks_algorithm: bool, fast_numerics: bool | None
