@@ -62,10 +62,7 @@ def fit(
 ) -> tuple[Table, str]:
     """Return a table that fits, and a remark about the columns that it went without.
 
-    Args:
-        make: Makes it without the columns of these names.
-        spare: The columns that may go, the first one first.
-        console: Where it goes.
+    Of the columns that `make` can do without, `spare`, the first go first.
     """
     for count in range(len(spare) + 1):
         table = make(spare[:count])

@@ -204,13 +204,3 @@ def membarrier() -> bool:
     call.restype = ctypes.c_long
     registered: bool = call(number, _REGISTER_GLOBAL_EXPEDITED, 0, 0) == 0
     return registered and call(number, _GLOBAL_EXPEDITED, 0, 0) == 0
-
-
-def pidfd() -> bool:
-    """Return whether a process can be watched through a descriptor, after opening one.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
-    os.close(os.pidfd_open(os.getpid()))
-    return True

@@ -17,6 +17,7 @@ from pathlib import Path
 from fastcoll import env
 
 LOOP_SOURCE = Path(__file__).with_name("mpi_loop.c")
+_BUILD_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -119,21 +120,25 @@ def has_mpi4py(install: MpiInstall) -> bool:
 
 
 def build_loop(install: MpiInstall, build_dir: Path) -> Path:
-    """Compile mpi_loop.c against the wheel's own mpi.h and return the program.
-
-    Raises:
-        RuntimeError: no compiler, no header, or the compiler's first complaint.
-    """
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise RuntimeError("no C compiler on this machine")
+    """Compile mpi_loop.c against the wheel's own mpi.h and return the program; or RuntimeError."""
     if not (install.prefix / "include" / "mpi.h").exists():
         raise RuntimeError(f"the {install.flavour.title} wheel brought no mpi.h")
     program = build_dir / f"mpi_loop_{install.flavour.name}"
-    library = install.prefix / install.flavour.libmpi
-    command = [compiler, "-O2", "-std=gnu11", "-D_GNU_SOURCE", "-o", str(program), str(LOOP_SOURCE)]
-    command += [f"-I{install.prefix / 'include'}", str(library), f"-Wl,-rpath,{library.parent}"]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    if built.returncode:
-        raise RuntimeError(f"mpi_loop.c does not compile: {built.stderr.splitlines()[0][:200]}")
+    options = ["-O2", "-std=gnu11", "-D_GNU_SOURCE"]
+    build(LOOP_SOURCE, program, install.prefix / install.flavour.libmpi, options)
     return program
+
+
+def build(source: Path, result: Path, library: Path, options: list[str]) -> None:
+    """Compile C or C++ for a wheel's library; RuntimeError with the compiler's first complaint."""
+    language, names = ("C++", ("c++", "g++")) if source.suffix == ".cpp" else ("C", ("cc", "gcc"))
+    compiler = shutil.which(names[0]) or shutil.which(names[1])
+    if compiler is None:
+        raise RuntimeError(f"no {language} compiler on this machine")
+    command = [compiler, *options, "-o", str(result), str(source), str(library)]
+    command += [f"-I{library.parents[1] / 'include'}", f"-Wl,-rpath,{library.parent}"]
+    built = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=_BUILD_LIMIT_S
+    )
+    if built.returncode:
+        raise RuntimeError(f"{source.name} does not compile: {built.stderr.splitlines()[0][:200]}")

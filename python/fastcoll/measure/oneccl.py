@@ -8,14 +8,13 @@ Knows nothing of windows or of other libraries.
 
 import ctypes
 import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from fastcoll.measure import mpi
 from fastcoll.measure.library import Bound, Library, WorkerConfig
 from fastcoll.measure.mpi import FLAVOURS, MpiInstall
 from fastcoll.measure.pattern import Cell
@@ -24,7 +23,6 @@ NAME = "oneccl"
 PACKAGES = "oneccl-cpu oneccl-cpu-devel impi-rt"
 _SOURCE = Path(__file__).with_name("oneccl_shim.cpp")
 _LIBRARY, _HEADER = "lib/libccl.so", "include/oneapi/ccl.hpp"
-_BUILD_LIMIT_S = 120.0
 # The codes of oneccl_shim.cpp, in its order.
 _VERBS = (
     "all_reduce",
@@ -48,22 +46,10 @@ def find(mpi_dir: Path) -> MpiInstall | None:
 
 
 def build(install: MpiInstall, build_dir: Path) -> Path:
-    """Compile oneccl_shim.cpp and return the library.
-
-    Raises:
-        RuntimeError: No compiler, or its first complaint.
-    """
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        raise RuntimeError("no C++ compiler on this machine")
-    shim, library = build_dir / "oneccl_shim.so", install.prefix / _LIBRARY
-    command = [compiler, "-std=c++17", "-O2", "-shared", "-fPIC", "-o", str(shim), str(_SOURCE)]
-    command += [f"-I{install.prefix / 'include'}", str(library), f"-Wl,-rpath,{library.parent}"]
-    built = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=_BUILD_LIMIT_S
-    )
-    if built.returncode:
-        raise RuntimeError(f"{_SOURCE.name} does not compile: {built.stderr.splitlines()[0][:200]}")
+    """Compile oneccl_shim.cpp and return the library; see `mpi.build`."""
+    shim = build_dir / "oneccl_shim.so"
+    options = ["-std=c++17", "-O2", "-shared", "-fPIC"]
+    mpi.build(_SOURCE, shim, install.prefix / _LIBRARY, options)
     return shim
 
 
