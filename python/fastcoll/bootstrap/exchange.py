@@ -252,18 +252,11 @@ class GathersBytes(Protocol):
     """The methods of a group that are used while a part of it becomes a group."""
 
     @property
-    def rank(self) -> int:
-        """This process's rank."""
-
+    def rank(self) -> int: ...
     @property
-    def world_size(self) -> int:
-        """The number of ranks."""
-
-    def gather_bytes(self, data: bytes, limit_s: float | None = None) -> list[bytes]:
-        """Give bytes and return those of all ranks, by rank. Collective."""
-
-    def peer_is_gone(self, peer: int) -> bool:
-        """Return whether a rank's process is known to have ended or left."""
+    def world_size(self) -> int: ...
+    def gather_bytes(self, data: bytes, limit_s: float | None = None) -> list[bytes]: ...
+    def peer_is_gone(self, peer: int) -> bool: ...
 
 
 class BytesExchange(Exchange):

@@ -104,7 +104,6 @@ class Step:
     tensors: dict[str, ArrayView]
 
     def named(self) -> list[tuple[ArrayView, str]]:
-        """Return the tensors, each with its name."""
         return [(one, name) for name, one in self.tensors.items()]
 
     def written(self) -> list[ArrayView]:

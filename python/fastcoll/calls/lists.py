@@ -33,7 +33,7 @@ class ListCall(BaseCall):
 
 @dataclass(frozen=True, slots=True)
 class ListOperands:
-    """The checked arguments of a call, as far as they have one dtype.
+    """As `Operands`, of the tensors of a list that have one dtype.
 
     Attributes:
         numel: Elements of a part of the message: of all tensors.
@@ -47,15 +47,12 @@ class ListOperands:
     root: int = 0
 
     def written(self) -> list[ArrayView]:
-        """Return the arrays that the call writes on this rank."""
         return [array for one in self.tensors for array in one.written()]
 
     def outputs(self) -> list[Array]:
-        """Return the arrays that hold the result once the call is complete."""
         return [array for one in self.tensors for array in one.outputs()]
 
     def carry_out(self, group: _C.Group, plan: _C.Plan, limit_s: float) -> None:
-        """Run the plan of this call, and bring the results to where the user wants them."""
         flat = [one.flat() for one in self.tensors]
         pieces = [
             (each.input_ptr, each.output_ptr, one.numel)

@@ -143,7 +143,7 @@ def _bytes_of(array: ArrayView) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PartsOperands:
-    """The checked arguments of a call; a side is None where this rank gives or gets nothing."""
+    """As `Operands`, with parts; a side is None where this rank gives or gets nothing."""
 
     dtype: DType
     op: Op
@@ -154,7 +154,6 @@ class PartsOperands:
     splits: int = 0
 
     def carry_out(self, group: _C.Group, plan: _C.Plan, limit_s: float) -> None:
-        """Run the plan of this call, and bring the result to where the user wants it."""
         source = self.input and self.input.dense(fill=True)
         target = self.output and self.output.dense(fill=False)
         if plan.verb == Verb.reduce_scatter and source and target:
@@ -191,20 +190,16 @@ class PartsOperands:
 
     @property
     def device(self) -> int:
-        """Index of the GPU that the arrays lie on; -1 for the CPU."""
         some = self.input or self.output
         return some.views[0].device if some else -1
 
     def views(self) -> list[ArrayView]:
-        """Return the user's arrays."""
         return [array for side in (self.input, self.output) if side for array in side.views]
 
     def written(self) -> list[ArrayView]:
-        """Return the arrays that the call writes on this rank."""
         return list(self.output.views) if self.output else []
 
     def outputs(self) -> list[Array]:
-        """Return the arrays that hold the result once the call is complete."""
         return [array.source for array in self.written()]
 
 

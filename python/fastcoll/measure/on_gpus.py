@@ -52,7 +52,6 @@ class ThreadRanks:
 
     @property
     def is_running(self) -> bool:
-        """Whether the ranks answer."""
         return not self._ranks.failed
 
     def command(self, text: str) -> list[Reply]:
@@ -70,7 +69,6 @@ class ThreadRanks:
         self.close()
 
     def close(self) -> None:
-        """Close the group and end the threads."""
         self._ranks.close()
 
 

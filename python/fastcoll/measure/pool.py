@@ -135,7 +135,6 @@ class Pool:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has processes that answer."""
         return bool(self.lines)
 
     def launch(self) -> None:

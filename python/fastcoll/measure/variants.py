@@ -78,7 +78,6 @@ class Variant:
 
     @property
     def is_running(self) -> bool:
-        """Whether the ranks answer."""
         return self.ranks.is_running
 
     def command(self, text: str) -> list[Reply]:
