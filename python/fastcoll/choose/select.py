@@ -80,6 +80,7 @@ def select(
     known: dict[str, Measured] = {}
     admitted: dict[str, Candidate] = {}
     costs_us: dict[str, float] = {}
+    calibrated = table.costs if table else None
     for candidate in candidates:
         reason = candidate.admits(request)
         if reason is None:
@@ -87,7 +88,7 @@ def select(
             measured = table.measured(request, candidate.name) if table else None
             if measured:
                 known[candidate.name] = measured
-            cost_us = measured.time_us if measured else _modelled_us(request, candidate, table)
+            cost_us = measured.time_us if measured else candidate.estimate_us(request, calibrated)
             costs_us[candidate.name] = cost_us
             reason = f"{cost_us:.2f} us" + (" (measured)" if measured else "")
         reasons[candidate.name] = reason
@@ -125,10 +126,6 @@ def _planned_alike(request: Request, candidates: Sequence[Candidate]) -> tuple[i
         if small != large:
             return numel, numel
     return least, most
-
-
-def _modelled_us(request: Request, candidate: Candidate, table: TuningTable | None) -> float:
-    return candidate.estimate_us(request, table.costs if table else None)
 
 
 def _plan(request: Request, candidate: Candidate, measured: Measured | None) -> Plan:

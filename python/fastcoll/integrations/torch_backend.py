@@ -102,7 +102,8 @@ def _serve(store: dist.Store, made: Prepared) -> FastcollProcessGroup | dist.Bac
         return ProfiledProcessGroup(comm, store, made.events)
     group = FastcollProcessGroup(comm, store, made.events)
     backend: dist.Backend = compiled.FastcollBackend(group, comm, comm.rank, comm.world_size)
-    _lend_memory_to_ddp()
+    if torch.cuda.device_count() == 0:  # else the setting holds for NCCL, too, which is torch's
+        env.let_ddp_borrow()
     return backend
 
 
@@ -175,15 +176,6 @@ def _of_all_ranks(comm: Communicator, timeout_s: float) -> ModuleType | None:
     if not all_have.all() and comm.rank == all_have.argmin():  # one rank is enough to say it
         c10d_build.report_failure()
     return module if all_have.all() else None
-
-
-def _lend_memory_to_ddp() -> None:
-    """Let DDP's buckets be symmetric tensors: torch takes the backend's memory only if set so.
-
-    Not where there are GPUs: the setting holds for NCCL, too, which fastcoll must not decide.
-    """
-    if torch.cuda.device_count() == 0:
-        env.let_ddp_borrow()
 
 
 def register() -> None:
@@ -276,9 +268,8 @@ def _asked_of_ours(method: str, torchs: Any) -> Any:
 
 def _take_shrunk_groups() -> None:
     """Let `dist.shrink_group` return a Python group; torch wraps a compiled backend itself."""
-    torchs: Any = getattr(dist.distributed_c10d, "_create_shrunk_process_group", None)
-    if torchs is None:  # before torch 2.10
-        return
+    c10d: Any = dist.distributed_c10d
+    torchs = c10d._create_shrunk_process_group
 
     @wraps(torchs)
     def create(
@@ -294,7 +285,7 @@ def _take_shrunk_groups() -> None:
             adopt(comm, group)
         return group
 
-    setattr(dist.distributed_c10d, "_create_shrunk_process_group", create)  # noqa: B010
+    c10d._create_shrunk_process_group = create
 
 
 def _end_batches_that_fail() -> None:

@@ -71,11 +71,6 @@ class BenchSettings:
         return told | {"region_bytes": _C.region_bytes()}
 
 
-def is_on_gpu(library: str) -> bool:
-    """Return whether a library beside fastcoll is one of those that are measured on GPUs."""
-    return library == OWN_GRAPH or library.removesuffix(IN_GRAPH) in GPU_PEERS
-
-
 def worker_config(settings: BenchSettings, library: str, folder: Path) -> WorkerConfig:
     """Return the settings of the ranks of `library` ("fastcoll", "gloo" or an MPI).
 
@@ -112,7 +107,8 @@ def make_pool(settings: BenchSettings, library: str, folder: Path, ranks: list[i
         NotMeasured: the library is not here, or has no loop at this level.
     """
     config = worker_config(settings, library, folder)
-    if library != "fastcoll" and (settings.device == "cuda") != is_on_gpu(library):
+    is_on_gpu = library == OWN_GRAPH or library.removesuffix(IN_GRAPH) in GPU_PEERS
+    if library != "fastcoll" and (settings.device == "cuda") != is_on_gpu:
         raise NotMeasured(f"it has no call on tensors of the device {settings.device} here")
     if library in ("gloo", *ENGINES) and settings.level == "c":
         raise NotMeasured(f"{library} has no compiled loop here; use --level python")

@@ -87,17 +87,12 @@ class Variant:
         return self.ranks.command(text)
 
 
-def cpus_between(world_size: int) -> int:
-    """Return how many CPUs fastcoll's own ranks have between them."""
-    return min(world_size, len(available_cpus()), cpu_quota())
-
-
 def request_of(cell: Cell, numerics: Numerics, single_copy: SingleCopy = "never") -> Request:
     """Return the request for a cell's call of fastcoll's own ranks on CPUs."""
     return cell.request(
         algorithm="auto",
         numerics=numerics,
-        num_cpus=cpus_between(cell.world_size),
+        num_cpus=min(cell.world_size, len(available_cpus()), cpu_quota()),
         single_copy=single_copy,
         cpu_vendor=cpu.vendor(),
     )

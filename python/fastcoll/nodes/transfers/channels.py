@@ -230,7 +230,8 @@ class Channel(InOrder):
                 deadline = deadline or self._ends.deadline(transfer)
                 self._send(header, payload, deadline)
             else:
-                self._await_turn(transfer)
+                # Receives from any rank that were started before; their limits end that.
+                wait_until(lambda: self._turns.is_next(transfer, self.peer), self._check)
                 deadline = deadline or self._ends.deadline(transfer)
                 told, started = self._listen(deadline)
                 self._wait([started], deadline)
@@ -281,10 +282,6 @@ class Channel(InOrder):
             header = torch.zeros(4, dtype=torch.int64, device="cpu")
             self._header = header, carrier.broadcast(header, 0)
         return self._header
-
-    def _await_turn(self, transfer: Transfer) -> None:
-        """Wait for receives from any rank that were started before; their limits end that."""
-        wait_until(lambda: self._turns.is_next(transfer, self.peer), self._check)
 
     def _check_of_meeting(self) -> Callable[[], None]:
         """Return the check of a wait for the peer while no connection tells whether it is gone."""
