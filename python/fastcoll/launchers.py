@@ -27,21 +27,16 @@ _FIRST_PORT, _NUM_PORTS = 20000, 12768
 
 @dataclass(frozen=True)
 class Launch:
-    """A rank's place, and where its peers meet.
-
-    Attributes:
-        agent_serves: Whether torchrun's agent serves the store at the master's address; else rank 0
-            does.
-        job: Where the port was chosen here, the job that it was chosen for; else "".
-    """
+    """A rank's place, and where its peers meet."""
 
     rank: int
     world_size: int
     master_addr: str
     master_port: int
     restart_count: int = 0
+    # Whether torchrun's agent serves the store at the master's address; else rank 0 does.
     agent_serves: bool = False
-    job: str = ""
+    job: str = ""  # where the port was chosen here, the job that it was chosen for; else ""
 
 
 @dataclass(frozen=True)

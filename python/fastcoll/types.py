@@ -171,46 +171,35 @@ SCHEDULE_PREFIX = "schedule:"  # of an algorithm that fastcoll_model builds
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call as every rank of the group sees it: only fields that are equal on all ranks.
-
-    Attributes:
-        numel: Elements of the message. That is the tensor of all_reduce, reduce and broadcast, the
-            output of reduce_scatter and scatter, the input of all_gather and gather. In an
-            all_to_all it is one part, in an uneven all_gather all parts. It is 0 for barrier and
-            where `splits` is COUNTED. For a list of tensors it is that of all of them.
-        root: Group rank that gives (broadcast, scatter) or gets (gather, reduce), else 0.
-        algorithm: "auto", the name of an Algorithm, or that of a schedule with its prefix.
-        num_cpus: CPUs that the ranks have between them, agreed when the group was made.
-        splits: 0 for parts of one size. COUNTED where each rank knows the sizes of its own parts
-            only. Else a hash of all sizes; for a list its upper bits hold the number of tensors.
-        num_channels: Thread blocks that each rank may have on its GPU, agreed when the group set
-            up its GPUs; 0 where the tensors are on CPUs.
-        ranks_per_gpu: The most ranks that share one GPU.
-        reaches_peers: Whether kernels reach the memory of the peers' GPUs.
-        no_nccl: Why NCCL can't carry between the GPUs; empty: it can.
-        no_multicast: Why the GPUs' switch can't add; empty: it can.
-        single_copy: FASTCOLL_SINGLE_COPY; "never" where a rank can't read another one's memory,
-            agreed when the group was made.
-        cpu_vendor: The vendor of the node's CPUs, as `fastcoll.machine.cpu` reads it.
-    """
+    """One call as every rank of the group sees it: only fields that are equal on all ranks."""
 
     verb: Verb
     dtype: DType
     op: Op
+    # Elements of the message. That is the tensor of all_reduce, reduce and broadcast, the output of
+    # reduce_scatter and scatter, the input of all_gather and gather. In an all_to_all it is one
+    # part, in an uneven all_gather all parts. It is 0 for barrier and where `splits` is COUNTED.
+    # For a list of tensors it is that of all of them.
     numel: int
-    root: int
+    root: int  # group rank that gives (broadcast, scatter) or gets (gather, reduce), else 0
     world_size: int
-    algorithm: str
+    algorithm: str  # "auto", the name of an Algorithm, or that of a schedule with its prefix
     numerics: Numerics
-    num_cpus: int
+    num_cpus: int  # CPUs that the ranks have between them, agreed when the group was made
+    # 0 for parts of one size. COUNTED where each rank knows the sizes of its own parts only. Else a
+    # hash of all sizes; for a list its upper bits hold the number of tensors.
     splits: int = 0
+    # Thread blocks that each rank may have on its GPU, agreed when the group set up its GPUs; 0
+    # where the tensors are on CPUs.
     num_channels: int = 0
-    ranks_per_gpu: int = 0
-    reaches_peers: bool = True
-    no_nccl: str = ""
-    no_multicast: str = ""
+    ranks_per_gpu: int = 0  # the most ranks that share one GPU
+    reaches_peers: bool = True  # whether kernels reach the memory of the peers' GPUs
+    no_nccl: str = ""  # why NCCL can't carry between the GPUs; empty: it can
+    no_multicast: str = ""  # why the GPUs' switch can't add; empty: it can
+    # FASTCOLL_SINGLE_COPY; "never" where a rank can't read another one's memory, agreed when the
+    # group was made.
     single_copy: SingleCopy = "never"
-    cpu_vendor: str = ""
+    cpu_vendor: str = ""  # the vendor of the node's CPUs, as `fastcoll.machine.cpu` reads it
 
     @property
     def on_gpu(self) -> bool:

@@ -51,36 +51,25 @@ def _boot_id() -> str:
 
 @dataclass(frozen=True)
 class Hello:
-    """One rank's introduction.
+    """One rank's introduction."""
 
-    Attributes:
-        node: Equal on two ranks exactly when they are to share memory.
-        machine: Equal on two ranks exactly when they can meet on an abstract socket and map each
-            other's memory: boot id and network namespace. Memory without a name knows no IPC
-            namespace, and a descriptor of it is handed over between all process namespaces.
-        cpus: The CPUs it may run on.
-        cpu_quota: How many CPUs its cgroup may keep busy.
-        hop: How the group moves bytes between nodes, if it has several.
-        address: Name of the abstract socket on which the rank listens.
-        token: The secret that a peer must send to be accepted.
-        ranks: Ranks of the parent group that the new group is made of, for a subgroup.
-        tuning: Digest of its tuning table, or nothing.
-    """
-
-    node: str
+    node: str  # equal on two ranks exactly when they are to share memory
+    # Equal on two ranks exactly when they can meet on an abstract socket and map each other's
+    # memory: boot id and network namespace. Memory without a name knows no IPC namespace, and a
+    # descriptor of it is handed over between all process namespaces.
     machine: str
     host: str
     uid: int
-    cpus: list[int]
-    cpu_quota: int
+    cpus: list[int]  # the CPUs it may run on
+    cpu_quota: int  # how many CPUs its cgroup may keep busy
     version: str
     layout: str
     numerics: str
-    hop: str
-    address: str
-    token: str
-    ranks: list[int]
-    tuning: str = ""
+    hop: str  # how the group moves bytes between nodes, if it has several
+    address: str  # name of the abstract socket on which the rank listens
+    token: str  # the secret that a peer must send to be accepted
+    ranks: list[int]  # ranks of the parent group that the new group is made of, for a subgroup
+    tuning: str = ""  # digest of its tuning table, or nothing
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can carry them."""
@@ -89,15 +78,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms that all ranks of a group must share.
+    """The terms that all ranks of a group must share."""
 
-    Attributes:
-        numerics: The promise of the group's arithmetic.
-        hop: That promise between nodes, and the carrier; compared if there are several nodes.
-    """
-
-    numerics: str
-    hop: str
+    numerics: str  # the promise of the group's arithmetic
+    hop: str  # that promise between nodes, and the carrier; compared if there are several nodes
 
 
 def machine() -> str:

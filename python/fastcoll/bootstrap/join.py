@@ -32,16 +32,11 @@ from fastcoll.text import say_once
 
 @dataclass(frozen=True)
 class Peers:
-    """The ranks of a group to be, connected within each node.
+    """The ranks of a group to be, connected within each node."""
 
-    Attributes:
-        mesh: The connections to the ranks of this node.
-        hellos: The introduction of each of these, in the order of the mesh.
-        seat: This process's place in the new group; None: all its ranks are on this node.
-    """
-
-    mesh: Mesh
-    hellos: Sequence[Hello]
+    mesh: Mesh  # the connections to the ranks of this node
+    hellos: Sequence[Hello]  # the introduction of each of these, in the order of the mesh
+    # This process's place in the new group; None: all its ranks are on this node.
     seat: Seat | None = None
 
 

@@ -56,24 +56,18 @@ def peer_credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 class Mesh:
-    """A socket from this rank to every other one.
-
-    Attributes:
-        socket_fds: By rank; -1 for this one.
-        pids: Process ids by rank; 0 where not visible.
-        pidfds: By rank; -1 for this one and where there is none.
-        unread: By rank, messages of `bootstrap.shrink` from a peer that ends the group. They came
-            while this rank waited for another message.
-    """
+    """A socket from this rank to every other one."""
 
     def __init__(
         self, rank: int, socket_fds: Sequence[int], pids: Sequence[int], pidfds: Sequence[int]
     ) -> None:
         self.rank = rank
         self.world_size = len(socket_fds)
-        self.socket_fds = list(socket_fds)
-        self.pids = list(pids)
-        self.pidfds = list(pidfds)
+        self.socket_fds = list(socket_fds)  # by rank; -1 for this one
+        self.pids = list(pids)  # process ids by rank; 0 where not visible
+        self.pidfds = list(pidfds)  # by rank; -1 for this one and where there is none
+        # By rank, messages of `bootstrap.shrink` from a peer that ends the group. They came while
+        # this rank waited for another message.
         self.unread: list[list[Packet]] = [[] for _ in socket_fds]
 
     @classmethod

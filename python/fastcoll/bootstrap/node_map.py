@@ -16,15 +16,11 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class NodeMap:
-    """Ranks by node; a node's ranks share memory.
+    """Ranks by node; a node's ranks share memory."""
 
-    Attributes:
-        nodes: The ranks of each node, ascending; nodes are in the order of their lowest rank.
-        hosts: The name of each node's host.
-    """
-
+    # The ranks of each node, ascending; nodes are in the order of their lowest rank.
     nodes: tuple[tuple[int, ...], ...]
-    hosts: tuple[str, ...]
+    hosts: tuple[str, ...]  # the name of each node's host
 
     @cached_property
     def places(self) -> dict[int, tuple[int, int]]:
@@ -68,15 +64,11 @@ class NodeMap:
 
 @dataclass(frozen=True)
 class Seat:
-    """One rank's place in a group over several nodes.
-
-    Attributes:
-        nonce: A text that no other group has, the same on all ranks.
-    """
+    """One rank's place in a group over several nodes."""
 
     node_map: NodeMap
     rank: int
-    nonce: str
+    nonce: str  # a text that no other group has, the same on all ranks
 
 
 def _ranks(ranks: Sequence[int]) -> str:

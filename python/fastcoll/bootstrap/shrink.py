@@ -25,16 +25,11 @@ _LOOK_S = 0.02  # the others' words, and ranks that are gone though a forked chi
 
 @dataclass(frozen=True)
 class Survivors:
-    """The connected ranks that go on.
-
-    Attributes:
-        ranks: Their ranks in the group before, ascending: the new rank is the place in this list.
-        region_fds: Every survivor's region, by new rank; the caller's to close.
-    """
+    """The connected ranks that go on."""
 
     mesh: Mesh
-    ranks: list[int]
-    region_fds: list[int]
+    ranks: list[int]  # in the group before, ascending: the new rank is the place in this list
+    region_fds: list[int]  # every survivor's region, by new rank; the caller's to close
 
 
 @as_driver_error("shrink()")

@@ -27,30 +27,22 @@ _SHARING_WORK = 100_000  # steps to search for an overlap of strided arrays befo
 
 @dataclass(frozen=True, slots=True)
 class ArrayView:
-    """One array argument.
+    """One array argument."""
 
-    Attributes:
-        source: The user's array; of other libraries' ones, a tensor or NumPy's on its memory.
-        dense: The elements lie one after another, in C order, as they mean.
-        device: Index of the GPU they lie on; -1 for the CPU.
-        strides_bytes: Bytes between neighbours, by dimension.
-        stream: Where the library of an array of CuPy's kind works now; None: torch's current one.
-        factor: Of PREMUL_SUM: a dense copy has the elements times this. None: as they are.
-        kind: The user's type, if it is another library's.
-    """
-
-    source: Array
+    source: Array  # the user's array; of other libraries' ones, a tensor or NumPy's on its memory
     dtype: DType
     ptr: int
     shape: tuple[int, ...]
-    strides_bytes: tuple[int, ...]
+    strides_bytes: tuple[int, ...]  # bytes between neighbours, by dimension
     numel: int
-    dense: bool
+    dense: bool  # the elements lie one after another, in C order, as they mean
     writable: bool
-    device: int = -1
+    device: int = -1  # index of the GPU they lie on; -1 for the CPU
+    # Where the library of an array of CuPy's kind works now; None: torch's current one.
     stream: int | None = None
+    # Of PREMUL_SUM: a dense copy has the elements times this. None: as they are.
     factor: object = None
-    kind: str = ""
+    kind: str = ""  # the user's type, if it is another library's
 
     @property
     def num_bytes(self) -> int:

@@ -21,15 +21,10 @@ GROUP_LIMIT = -1.0  # tells the C++ core to use the group's own limit
 
 @dataclass(frozen=True)
 class GpuLimits:
-    """The limits of waits in kernels.
+    """The limits of waits in kernels."""
 
-    Attributes:
-        timeout_s: A longer wait breaks the group.
-        report_s: After so long the late rank is named in the log.
-    """
-
-    timeout_s: float
-    report_s: float
+    timeout_s: float  # a longer wait breaks the group
+    report_s: float  # after so long the late rank is named in the log
 
 
 def gpu_limits(timeout_s: Limit, gpu_timeout_s: Limit, gpu_report_s: Limit) -> GpuLimits:

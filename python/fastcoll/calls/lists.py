@@ -33,15 +33,11 @@ class ListCall(BaseCall):
 
 @dataclass(frozen=True, slots=True)
 class ListOperands:
-    """As `Operands`, of the tensors of a list that have one dtype.
-
-    Attributes:
-        numel: Elements of a part of the message: of all tensors.
-    """
+    """As `Operands`, of the tensors of a list that have one dtype."""
 
     dtype: DType
     op: Op
-    numel: int
+    numel: int  # elements of a part of the message: of all tensors
     tensors: tuple[Operands, ...]
     splits: int
     root: int = 0

@@ -57,14 +57,10 @@ class PartsCall(BaseCall):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A rank's input, or its output.
+    """A rank's input, or its output."""
 
-    Attributes:
-        views: One array, or one for each rank.
-        numels: Elements of each rank's part; all of the array, if it is one that is not cut.
-    """
-
-    views: tuple[ArrayView, ...]
+    views: tuple[ArrayView, ...]  # one array, or one for each rank
+    # Elements of each rank's part; all of the array, if it is one that is not cut.
     numels: tuple[int, ...]
     cut: bool = True
 

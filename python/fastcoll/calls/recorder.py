@@ -22,29 +22,19 @@ _REGION = "/memfd:fastcoll-region"
 
 @dataclass(frozen=True)
 class Operation:
-    """One call of a rank.
-
-    Attributes:
-        what: The call as error messages show it.
-        is_complete: This rank needs nothing more of it.
-        wait_began_us: When it began to wait, by CLOCK_MONOTONIC; 0 if it never waited over 1 ms.
-        wait_ended_us: 0 while it waits, and if it never did.
-        began_us: When it began, if its group traces (FASTCOLL_DEBUG=trace); else 0.
-        ended_us: When it was over; 0 before, and if it failed.
-        site: Where the program made it, if its group traces.
-    """
+    """One call of a rank."""
 
     call: int
     verb: str
-    what: str
+    what: str  # the call as error messages show it
     plan: str
     message_bytes: int
-    is_complete: bool
-    wait_began_us: int
-    wait_ended_us: int
-    began_us: int
-    ended_us: int
-    site: str
+    is_complete: bool  # this rank needs nothing more of it
+    wait_began_us: int  # when it began to wait, by CLOCK_MONOTONIC; 0 if it never waited over 1 ms
+    wait_ended_us: int  # 0 while it waits, and if it never did
+    began_us: int  # when it began, if its group traces (FASTCOLL_DEBUG=trace); else 0
+    ended_us: int  # when it was over; 0 before, and if it failed
+    site: str  # where the program made it, if its group traces
 
     @property
     def state(self) -> str:

@@ -17,24 +17,16 @@ from fastcoll.types import Numerics
 
 @dataclass
 class Settings:
-    """The settings of one group.
+    """The settings of one group."""
 
-    Attributes:
-        timeout_s: The limit of waits, in seconds; a group's `set_timeout` changes it.
-        making_s: Limit of the group's making, in seconds: a first call may bring its own.
-        numerics: The numerics of calls that give none, on CPUs.
-        numerics_between: The numerics between nodes; None: "same_bits" where it costs no bytes.
-        carrier: The carrier between nodes.
-        gpu: The limits of waits in kernels.
-        numerics_on_gpus: As `numerics`, on GPUs; between nodes "fast" holds there, too.
-    """
-
-    timeout_s: float
-    making_s: float
-    numerics: Numerics
+    timeout_s: float  # the limit of waits, in seconds; a group's `set_timeout` changes it
+    making_s: float  # limit of the group's making, in seconds: a first call may bring its own
+    numerics: Numerics  # the numerics of calls that give none, on CPUs
+    # The numerics between nodes; None: "same_bits" where it costs no bytes.
     numerics_between: Numerics | None = None
     carrier: str = "gloo"
     gpu: GpuLimits = field(default_factory=lambda: gpu_limits(None, None, None))
+    # As `numerics`, on GPUs; between nodes "fast" holds there, too.
     numerics_on_gpus: Numerics = "same_bits"
 
     def limit_of(self, timeout_s: Limit) -> float:

@@ -57,58 +57,44 @@ class BaseCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(BaseCall):
-    """A call with an array on each side.
-
-    Attributes:
-        feedback: fp32, an element for each of the message. This rank adds its elements to those
-            that it codes for `wire`, and overwrites them with the error of the coding.
-    """
+    """A call with an array on each side."""
 
     input: Array | None = None
     output: Array | None = None
     root: int = 0
     then: RMSNorm | TritonEpilogue | None = None
     wire: str | None = None
+    # fp32, an element for each of the message. This rank adds its elements to those that it codes
+    # for `wire`, and overwrites them with the error of the coding.
     feedback: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """The arrays that the core reads and writes, each in one piece; copies replace the others.
-
-    Attributes:
-        finish: Brings the result to where the user wants it.
-        counts: Where parts are uneven, the elements given to each rank, then those got from each.
-        parts: By rank, the input's parts if they lie apart, with no `input_ptr`; the output's.
-        keeps: Copies that must live as long as this.
-    """
+    """The arrays that the core reads and writes, each in one piece; copies replace the others."""
 
     input_ptr: int
     output_ptr: int
-    finish: Callable[[], None]
+    finish: Callable[[], None]  # brings the result to where the user wants it
+    # Where parts are uneven, the elements given to each rank, then those got from each.
     counts: tuple[int, ...] = ()
+    # By rank, the input's parts if they lie apart, with no `input_ptr`; the output's.
     parts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    keeps: object = None
+    keeps: object = None  # copies that must live as long as this
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The checked arguments of a call.
-
-    Attributes:
-        input: This rank's input; None where it only receives (broadcast).
-        output: This rank's output; None where it only gives.
-        rows: The steps on the output, or on its rows.
-    """
+    """The checked arguments of a call."""
 
     dtype: DType
     op: Op
     numel: int
     root: int
-    input: ArrayView | None
-    output: ArrayView | None
+    input: ArrayView | None  # this rank's input; None where it only receives (broadcast)
+    output: ArrayView | None  # this rank's output; None where it only gives
     splits: int = 0
-    rows: Rows | Step | None = None
+    rows: Rows | Step | None = None  # the steps on the output, or on its rows
     wire: Wire = Wire.none
     feedback: torch.Tensor | None = None
 

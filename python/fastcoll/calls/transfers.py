@@ -32,18 +32,15 @@ class TransferCall:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A send or a receive with its arguments checked; a peer of ANY is any rank.
-
-    Attributes:
-        has_other_senders: Ranks outside of the group may answer a receive from ANY, too: it goes on
-            when all peers in the group are gone.
-    """
+    """A send or a receive with its arguments checked; a peer of ANY is any rank."""
 
     sends: bool
     array: ArrayView
     peer: int
     tag: int
     limit_s: float
+    # Ranks outside of the group may answer a receive from ANY, too: it goes on when all peers in
+    # the group are gone.
     has_other_senders: bool = False
 
     def written(self) -> list[ArrayView]:

@@ -10,18 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Costs:
-    """Alpha, beta and gamma of a machine (Hockney's model, with a term for the arithmetic).
+    """Alpha, beta and gamma of a machine (Hockney's model, with a term for the arithmetic)."""
 
-    Attributes:
-        flag_us: Alpha: one rank's signal reaches another.
-        copy_us_per_byte: Beta: a copy in the rank's own memory.
-        peer_us_per_byte: Beta: a read of bytes that another rank wrote.
-        reduce_us_per_byte: Gamma: the extra cost of a peer's byte that is added, not copied.
-        switch_us: Alpha, for each rank that has no CPU of its own and waits to be scheduled.
-    """
-
-    flag_us: float
-    copy_us_per_byte: float
-    peer_us_per_byte: float
+    flag_us: float  # alpha: one rank's signal reaches another
+    copy_us_per_byte: float  # beta: a copy in the rank's own memory
+    peer_us_per_byte: float  # beta: a read of bytes that another rank wrote
+    # Gamma: the extra cost of a peer's byte that is added, not copied.
     reduce_us_per_byte: float = 0.0
+    # Alpha, for each rank that has no CPU of its own and waits to be scheduled.
     switch_us: float = 0.0

@@ -12,28 +12,19 @@ from fastcoll.types import REDUCTIONS, Algorithm, DType, Op, Verb, num_tensors
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One call, fully decided; the fields are those of `_C.Plan`, in its order.
-
-    Attributes:
-        numel: Elements of the message (see `fastcoll.types.Request`).
-        segment_bytes: Staged bytes of one segment.
-        fast_numerics: The order of a float reduction is free.
-        inline: Data and flag travel in one cache line; for the smallest messages.
-        splits: See `fastcoll.types.Request`; of a schedule, a hash of all ranks' programs.
-        channels: Thread blocks of each rank's kernel; 0 on CPUs.
-    """
+    """One call, fully decided; the fields are those of `_C.Plan`, in its order."""
 
     verb: Verb
     dtype: DType
     op: Op
     algorithm: Algorithm
-    numel: int
+    numel: int  # elements of the message (see `fastcoll.types.Request`)
     root: int
-    segment_bytes: int
-    fast_numerics: bool
-    inline: bool
-    splits: int = 0
-    channels: int = 0
+    segment_bytes: int  # staged bytes of one segment
+    fast_numerics: bool  # the order of a float reduction is free
+    inline: bool  # data and flag travel in one cache line; for the smallest messages
+    splits: int = 0  # see `fastcoll.types.Request`; of a schedule, a hash of all ranks' programs
+    channels: int = 0  # thread blocks of each rank's kernel; 0 on CPUs
 
     def args(self) -> tuple[Any, ...]:
         """Return the positional arguments of `_C.Plan`."""

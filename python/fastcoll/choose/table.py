@@ -54,14 +54,7 @@ class Measured:
 
 
 class TuningTable:
-    """A table that was read and found to be this machine's.
-
-    Attributes:
-        digest: Equal on two ranks exactly if they choose alike by their tables.
-        costs: The cost model's constants, fitted to the measurements.
-        gpus: The GPUs that its rows of GPUs were measured on; None if it has no such rows.
-        num_gpu_rows: How many it has.
-    """
+    """A table that was read and found to be this machine's."""
 
     def __init__(self, document: Json) -> None:
         content = {key: document[key] for key in ("costs", "rows")}
@@ -69,12 +62,14 @@ class TuningTable:
         if on_gpus["rows"]:
             content["gpu"] = {key: on_gpus[key] for key in ("machine", "rows")}
         text = json.dumps(content, sort_keys=True)
+        # Equal on two ranks exactly if they choose alike by their tables.
         self.digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.date: str = document["date"]
         self.num_rows = len(document["rows"])
-        self.costs = Costs(**document["costs"])
+        self.costs = Costs(**document["costs"])  # the cost model's constants, fitted
+        # The GPUs that its rows of GPUs were measured on; None if it has no such rows.
         self.gpus: Json | None = on_gpus["machine"] if on_gpus["rows"] else None
-        self.num_gpu_rows = len(on_gpus["rows"])
+        self.num_gpu_rows = len(on_gpus["rows"])  # how many it has
         self._curves: dict[_Key, _Curves] = {}
         for row in sorted(
             [*document["rows"], *on_gpus["rows"]], key=lambda row: int(row["size_bytes"])

@@ -22,16 +22,11 @@ from fastcoll.trust import require_trusted
 
 @dataclass(frozen=True)
 class Tuning:
-    """A table, or why there is none.
-
-    Attributes:
-        reason: Which table it is; or why the model chooses.
-        is_refusal: A table was asked for, and can't be used.
-    """
+    """A table, or why there is none."""
 
     table: TuningTable | None
-    reason: str
-    is_refusal: bool = False
+    reason: str  # which table it is; or why the model chooses
+    is_refusal: bool = False  # a table was asked for, and can't be used
 
     @property
     def digest(self) -> str:

@@ -31,28 +31,18 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Findings:
-    """The numbers of a report.
-
-    Attributes:
-        curve: all_reduce in any order of summation, at every size of the curves.
-        tables: Every verb in rank order, at two sizes.
-        others: For each of these, the times that libraries can reach.
-        no_plan: Why there is no plan, or "".
-        fitted: Published times of this machine that a fitted line predicts.
-        unfitted: Published times of this machine that its constants predict.
-        measured: Results of `fastcoll regret`, tables of `fastcoll tune`.
-    """
+    """The numbers of a report."""
 
     cluster: Cluster
-    curve: list[Comparison]
-    tables: list[Comparison]
-    others: list[list[Offer]]
+    curve: list[Comparison]  # all_reduce in any order of summation, at every size of the curves
+    tables: list[Comparison]  # every verb in rank order, at two sizes
+    others: list[list[Offer]]  # for each of these, the times that libraries can reach
     workload: Workload
     plan: list[Sentence]
-    no_plan: str
-    fitted: list[Row]
-    unfitted: list[Row]
-    measured: list[Json]
+    no_plan: str  # why there is no plan, or ""
+    fitted: list[Row]  # published times of this machine that a fitted line predicts
+    unfitted: list[Row]  # published times of this machine that its constants predict
+    measured: list[Json]  # results of `fastcoll regret`, tables of `fastcoll tune`
 
     def as_json(self) -> Json:
         cluster = self.cluster

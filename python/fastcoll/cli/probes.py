@@ -57,18 +57,13 @@ class _Iovec(ctypes.Structure):
 
 @dataclass(frozen=True)
 class PeerFindings:
-    """The results between this process and one it started.
-
-    Attributes:
-        reads_us: Whether the child could read this process. Ranks, which are siblings, need that.
-        reads_error: Why not.
-        read_by_us: Whether this process could read its child.
-    """
+    """The results between this process and one it started."""
 
     shares_memory: bool
+    # Whether the child could read this process. Ranks, which are siblings, need that.
     reads_us: bool
-    reads_error: str
-    read_by_us: bool
+    reads_error: str  # why not
+    read_by_us: bool  # whether this process could read its child
 
 
 def sealed_memory() -> int:

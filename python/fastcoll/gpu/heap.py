@@ -21,12 +21,7 @@ SPACE_BYTES = 64 << 30
 
 
 class DeviceHeap:
-    """The arenas of all ranks, for the heap that shares them out.
-
-    Attributes:
-        bases: Where each rank's first arena is mapped here; zeros until there is one.
-        num_bytes: Of all arenas of a rank.
-    """
+    """The arenas of all ranks, for the heap that shares them out."""
 
     def __init__(
         self,
@@ -35,8 +30,9 @@ class DeviceHeap:
         gather_words: Callable[[list[int]], list[list[int]]],
     ) -> None:
         """Begin without memory; `regions` keep what is taken."""
+        # Where each rank's first arena is mapped here; zeros until there is one.
         self.bases = [0] * len(regions.ptrs)
-        self.num_bytes = 0
+        self.num_bytes = 0  # of all arenas of a rank
         self.gather_words = gather_words
         self._regions = regions
         self._core = core

@@ -28,14 +28,11 @@ NOTHING = ToCome()
 
 
 class Journal:
-    """The last calls of every rank of a group. Making one is collective.
-
-    Attributes:
-        core: The entries. It writes this rank's calls.
-    """
+    """The last calls of every rank of a group. Making one is collective."""
 
     def __init__(self, rank: int, world_size: int, exchange: Callable[[int], list[int]]) -> None:
         """Make this rank's pages; `exchange` gives a descriptor and returns those of all ranks."""
+        # The entries. It writes this rank's calls.
         self.core = _C.GpuJournal(rank, exchange(_C.GpuJournal.create(world_size)))
         self._rank = rank
 

@@ -50,17 +50,7 @@ _offers: dict[str, _Memory] = {}
 
 
 class Regions:
-    """Every rank's region as mapped here, or another piece of memory that each of them has.
-
-    Attributes:
-        route: The route by which they were mapped.
-        ptrs: Addresses by rank.
-        num_bytes: Of each.
-        link: The other ranks.
-        arenas: Memory that the group took later, and which goes with its regions.
-        multicast: The object that all of them are behind, if the group has one.
-        no_multicast: Why it has none.
-    """
+    """Every rank's region as mapped here, or another piece of memory that each of them has."""
 
     def __init__(
         self,
@@ -71,16 +61,18 @@ class Regions:
         places: Sequence[int] = (),
     ) -> None:
         """Prepare for memory of `num_bytes`; `places`: its addresses here, in reserved ones."""
-        self.route = route
-        self.ptrs = [0] * len(hellos)
+        self.route = route  # the route by which they were mapped
+        self.ptrs = [0] * len(hellos)  # addresses by rank
+        # Memory that the group took later, and which goes with its regions.
         self.arenas: list[Regions] = []
         self._reserved: list[tuple[int, int]] = []
         self.device = hellos[link.rank].device
         self.hellos = hellos
-        self.num_bytes = num_bytes
+        self.num_bytes = num_bytes  # of each
+        # The object that all of them are behind, if the group has one.
         self.multicast: _cuda.Multicast | None = None
-        self.no_multicast = ""
-        self.link = link
+        self.no_multicast = ""  # why it has none
+        self.link = link  # the other ranks
         self._places = places or [0] * len(hellos)
         self._is_placed = bool(places)
         self._mapped: list[_Memory] = []

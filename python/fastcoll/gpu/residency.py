@@ -41,32 +41,20 @@ SHARED_PART = 4
 
 @dataclass(frozen=True)
 class Blocks:
-    """A device's blocks, for a group that is being made.
+    """A device's blocks, for a group that is being made."""
 
-    Attributes:
-        capacity: The blocks that it holds.
-        free: Those that belong to no group and to no set that is shared.
-        shared: Those of the set that groups share, or that they would share.
-        is_sharing: Whether groups share it already.
-    """
-
-    capacity: int
-    free: int
-    shared: int
-    is_sharing: bool
+    capacity: int  # the blocks that it holds
+    free: int  # those that belong to no group and to no set that is shared
+    shared: int  # those of the set that groups share, or that they would share
+    is_sharing: bool  # whether groups share it already
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A group's right to blocks.
+    """A group's right to blocks."""
 
-    Attributes:
-        begins_sharing: Whether it is the first of the groups that share.
-        release: Gives the blocks back.
-    """
-
-    begins_sharing: bool
-    release: Callable[[], None]
+    begins_sharing: bool  # whether it is the first of the groups that share
+    release: Callable[[], None]  # gives the blocks back
 
 
 @dataclass

@@ -30,35 +30,23 @@ PROCESS = secrets.token_hex(8)  # tells processes apart, in any namespace
 
 @dataclass(frozen=True)
 class DeviceHello:
-    """A rank's facts about its GPU, for the other ranks.
+    """A rank's facts about its GPU, for the other ranks."""
 
-    Attributes:
-        problem: Why this rank can't use its GPU; empty if it can.
-        free_blocks: Thread blocks that may still be resident on its device.
-        heap_bytes: Bytes by which its memory for symmetric tensors would grow.
-        most_channels: The most channels it wants; 0 leaves it to the group.
-        granularity: The size of a region there must be a multiple of this, in bytes.
-        nccl: `nccl_name()` there.
-        no_table: Why the tuning table can't be used for its GPU; empty if it can.
-        no_multicast: `Gpu.no_multicast` there, or another reason against it.
-        timeout_s: The limit of its kernels' waits.
-        capacity, shared_blocks, is_sharing: See `fastcoll.gpu.residency.Blocks`.
-    """
-
-    problem: str
+    problem: str  # why this rank can't use its GPU; empty if it can
     device: int
     uuid: str
     process: str
     layout: str
     has_vmm: bool
-    granularity: int
-    free_blocks: int
-    heap_bytes: int
-    most_channels: int
-    nccl: str = ""
-    no_table: str = ""
-    no_multicast: str = ""
-    timeout_s: float = 0.0
+    granularity: int  # the size of a region there must be a multiple of this, in bytes
+    free_blocks: int  # thread blocks that may still be resident on its device
+    heap_bytes: int  # bytes by which its memory for symmetric tensors would grow
+    most_channels: int  # the most channels it wants; 0 leaves it to the group
+    nccl: str = ""  # `nccl_name()` there
+    no_table: str = ""  # why the tuning table can't be used for its GPU; empty if it can
+    no_multicast: str = ""  # `Gpu.no_multicast` there, or another reason against it
+    timeout_s: float = 0.0  # the limit of its kernels' waits
+    # The blocks of its device: see `fastcoll.gpu.residency.Blocks`.
     capacity: int = 0
     shared_blocks: int = 0
     is_sharing: bool = False
@@ -66,33 +54,20 @@ class DeviceHello:
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms that every rank derives alike from all ranks' facts.
+    """The terms that every rank derives alike from all ranks' facts."""
 
-    Attributes:
-        num_bytes: Of a region.
-        heap_bytes: By which the memory for symmetric tensors grows.
-        granularity: Sizes of memory must be a multiple of this, in bytes.
-        num_channels: Thread blocks of each rank's kernels.
-        shares: They belong to all groups that share them (`fastcoll.gpu.residency`).
-        ranks_per_gpu: The most ranks that share one device.
-        routes: In which order to try.
-        no_nccl: Why NCCL can't carry between the ranks; empty: it can.
-        reaches_peers: Whether a route was found; else NCCL carries all.
-        no_table: Why the group's tuning table says nothing of its GPUs; empty: it is used.
-        no_multicast: Why the switch can't add for the ranks; empty: it can, once that was tried.
-    """
-
-    num_bytes: int
-    heap_bytes: int
-    num_channels: int
-    ranks_per_gpu: int
-    routes: tuple[str, ...]
-    no_nccl: str = ""
-    reaches_peers: bool = True
-    no_table: str = ""
+    num_bytes: int  # of a region
+    heap_bytes: int  # by which the memory for symmetric tensors grows
+    num_channels: int  # thread blocks of each rank's kernels
+    ranks_per_gpu: int  # the most ranks that share one device
+    routes: tuple[str, ...]  # in which order to try
+    no_nccl: str = ""  # why NCCL can't carry between the ranks; empty: it can
+    reaches_peers: bool = True  # whether a route was found; else NCCL carries all
+    no_table: str = ""  # why the group's tuning table says nothing of its GPUs; empty: it is used
+    # Why the switch can't add for the ranks; empty: it can, once that was tried.
     no_multicast: str = ""
-    granularity: int = 1
-    shares: bool = False
+    granularity: int = 1  # sizes of memory must be a multiple of this, in bytes
+    shares: bool = False  # they belong to all groups that share them (`fastcoll.gpu.residency`)
 
     def of_request(self) -> dict[str, Any]:
         """Return the fields of a request that they decide."""

@@ -120,23 +120,14 @@ _FILES = (__file__, norm_chains.__file__, row_ops.__file__)
 
 @dataclass(frozen=True)
 class _Sum:
-    """An all_reduce of a graph.
+    """An all_reduce of a graph."""
 
-    Attributes:
-        call: The node that begins it.
-        plain: Its result.
-        place: The node at which a rank waits for the others.
-        op: By fastcoll's code.
-        group: By the operators' name.
-        effects: Whether the graph keeps its order by a token.
-    """
-
-    call: fx.Node
-    plain: fx.Node
-    place: fx.Node
-    op: int
-    group: str
-    effects: bool
+    call: fx.Node  # the node that begins it
+    plain: fx.Node  # its result
+    place: fx.Node  # the node at which a rank waits for the others
+    op: int  # by fastcoll's code
+    group: str  # by the operators' name
+    effects: bool  # whether the graph keeps its order by a token
 
 
 def _sums_in(graph: Graph) -> Iterator[_Sum]:

@@ -49,16 +49,11 @@ FAILURES = (jax.errors.JaxRuntimeError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call but for its arrays: a verb, its group and its options.
-
-    Attributes:
-        group: The number of the group among those that were used with JAX.
-        rank: This rank, in that group.
-    """
+    """A call but for its arrays: a verb, its group and its options."""
 
     verb: str
-    group: int
-    rank: int
+    group: int  # the number of the group among those that were used with JAX
+    rank: int  # this rank, in that group
     world_size: int
     op: Op = Op.SUM
     root: int = 0

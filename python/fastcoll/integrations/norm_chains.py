@@ -42,18 +42,13 @@ class Norm:
 
 @dataclass(frozen=True)
 class Chain:
-    """The nodes behind a sum: the addition of a residual, if there is one, and a norm.
+    """The nodes behind a sum: the addition of a residual, if there is one, and a norm."""
 
-    Attributes:
-        plain: The sum.
-        summed: The sum with the residual; without one the plain sum. None: nobody reads it.
-        added: The nodes between the plain sum and the norm, in their order.
-    """
-
-    plain: fx.Node
+    plain: fx.Node  # the sum
+    # The sum with the residual; without one the plain sum. None: nobody reads it.
     summed: fx.Node | None
     residual: fx.Node | None
-    added: tuple[fx.Node, ...]
+    added: tuple[fx.Node, ...]  # the nodes between the plain sum and the norm, in their order
     norm: Norm
 
     @property

@@ -47,17 +47,12 @@ from fastcoll.integrations.torch_profile import ProfiledProcessGroup
 
 @dataclass(frozen=True)
 class Prepared:
-    """A group that torch is about to make: its ranks are connected.
+    """A group that torch is about to make: its ranks are connected."""
 
-    Attributes:
-        comm: The group that will carry out its calls.
-        compiled: The compiled backend, if all ranks have it and it can serve such a group.
-        events: Whose names its calls have in a profile: NAME or GLOO.
-    """
-
-    comm: BaseGroup
+    comm: BaseGroup  # the group that will carry out its calls
+    # The compiled backend, if all ranks have it and it can serve such a group.
     compiled: ModuleType | None
-    events: str = NAME
+    events: str = NAME  # whose names its calls have in a profile: NAME or GLOO
 
 
 # By the group's name.

@@ -9,22 +9,14 @@ from typing import NamedTuple
 
 
 class TorchCall(NamedTuple):
-    """One method of torch's process groups.
+    """One method of torch's process groups."""
 
-    Attributes:
-        method: Its name in the newest torch.
-        verb: The function of fastcoll that carries it out; "" if there is no single one.
-        op_type: Name in c10d::OpType.
-        event: Name in a profile, behind "fastcoll:".
-        older: Names of the method in older versions of torch.
-        as_gloo: Name behind "gloo:", where a group stands in for Gloo; "" if that is `event`.
-    """
-
-    method: str
-    verb: str
-    op_type: str
-    event: str
-    older: tuple[str, ...] = ()
+    method: str  # its name in the newest torch
+    verb: str  # the function of fastcoll that carries it out; "" if there is no single one
+    op_type: str  # name in c10d::OpType
+    event: str  # name in a profile, behind "fastcoll:"
+    older: tuple[str, ...] = ()  # names of the method in older versions of torch
+    # Name behind "gloo:", where a group stands in for Gloo; "" if that is `event`.
     as_gloo: str = ""
 
     def title(self, prefix: str) -> str:

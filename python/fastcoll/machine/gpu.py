@@ -22,25 +22,18 @@ NCCL_SHARES = ", several ranks on one GPU"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device.
-
-    Attributes:
-        uuid: The same for every process that sees the device; a MIG instance has its own.
-        capability: 90 for sm_90.
-        has_vmm_fds: Its memory can be handed to other processes as descriptors.
-        has_multicast: Its switch can reduce (NVLink SHARP).
-    """
+    """One device."""
 
     index: int
     name: str
-    uuid: str
+    uuid: str  # the same for every process that sees the device; a MIG instance has its own
     pci_id: str
-    capability: int
+    capability: int  # 90 for sm_90
     num_sms: int
     memory_bytes: int
     l2_bytes: int
-    has_vmm_fds: bool
-    has_multicast: bool
+    has_vmm_fds: bool  # its memory can be handed to other processes as descriptors
+    has_multicast: bool  # its switch can reduce (NVLink SHARP)
 
     @property
     def no_multicast(self) -> str:

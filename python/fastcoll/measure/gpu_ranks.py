@@ -70,11 +70,7 @@ def upload(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
 
 
 class GpuRanks:
-    """A group of rank threads.
-
-    Attributes:
-        failed: Something raised on a rank: the group may be broken.
-    """
+    """A group of rank threads."""
 
     def __init__(self, devices: Sequence[str], timeout_s: float = 30.0) -> None:
         """Make a group with one rank for each of `devices` ("cuda:0"; "cpu" for rehearsals)."""
@@ -82,7 +78,7 @@ class GpuRanks:
         self.world_size = len(devices)
         self._threads = [ThreadPoolExecutor(1, f"rank{rank}") for rank in range(self.world_size)]
         self._ranks: list[GpuRank] = []
-        self.failed = False
+        self.failed = False  # something raised on a rank: the group may be broken
         for name in {name for name in devices if torch.device(name).type == "cuda"}:
             # The device's context, which may take many seconds, before anything is waited for.
             torch.zeros(1, device=name)

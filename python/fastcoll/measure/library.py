@@ -23,28 +23,21 @@ Bound = tuple[Callable[..., Any], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """The settings of a rank process, from its command line.
+    """The settings of a rank process, from its command line."""
 
-    Attributes:
-        library: Key of `libraries.LIBRARIES`.
-        store_path: File for the rendezvous of fastcoll and Gloo (unused by MPI).
-        cpus: The CPU that each rank stays on, or None to leave it to the scheduler.
-        async_op: Start every call asynchronously, and wait for it at once.
-        mpi4py_folder: Where the MPI's own mpi4py is, searched after this environment's folders.
-        oneccl_shim: The library that `oneccl.build` made.
-    """
-
-    library: str
+    library: str  # key of `libraries.LIBRARIES`
     world_size: int
     socket_path: str
-    store_path: str
+    store_path: str  # file for the rendezvous of fastcoll and Gloo (unused by MPI)
+    # The CPU that each rank stays on, or None to leave it to the scheduler.
     cpus: tuple[int, ...] | None
     symmetric: bool = False
-    async_op: bool = False
+    async_op: bool = False  # start every call asynchronously, and wait for it at once
     algorithm: str = "auto"
     numerics: str | None = None
+    # Where the MPI's own mpi4py is, searched after this environment's folders.
     mpi4py_folder: str | None = None
-    oneccl_shim: str | None = None
+    oneccl_shim: str | None = None  # the library that `oneccl.build` made
     rank: int = -1
 
 

@@ -22,24 +22,17 @@ _BUILD_LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Flavour:
-    """One MPI.
-
-    Attributes:
-        marker: File under the prefix that only this MPI has.
-        libmpi: Its shared library under the prefix.
-        options: Options that its mpiexec always gets. Ranks pin themselves, like all libraries'
-            ranks, so mpiexec must not pin them.
-        crowded_options: More options, when there are more ranks than cores.
-        variables: Environment, with {prefix} for the folder.
-    """
+    """One MPI."""
 
     name: str
     title: str
-    marker: str
-    libmpi: str
+    marker: str  # file under the prefix that only this MPI has
+    libmpi: str  # its shared library under the prefix
+    # Options that its mpiexec always gets. Ranks pin themselves, like all libraries' ranks, so
+    # mpiexec must not pin them.
     options: tuple[str, ...]
-    crowded_options: tuple[str, ...]
-    variables: tuple[str, ...]
+    crowded_options: tuple[str, ...]  # more options, when there are more ranks than cores
+    variables: tuple[str, ...]  # environment, with {prefix} for the folder
 
 
 _AS_ROOT = ("--allow-run-as-root",) if os.geteuid() == 0 else ()

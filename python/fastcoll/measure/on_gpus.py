@@ -93,18 +93,14 @@ class GpuVariant(Variant):
 
 
 class OnGpus:
-    """Where `fastcoll tune --device cuda` measures.
-
-    Attributes:
-        folder: An empty folder for sockets; its path must be short.
-        left_out: Algorithms that could not be measured, with the first reason.
-    """
+    """Where `fastcoll tune --device cuda` measures."""
 
     def __init__(self, num_gpus: int, folder: Path, own_rank: int | None) -> None:
         """Measure with ranks of this process; under torchrun it starts `own_rank` alone."""
+        # Algorithms that could not be measured, with the first reason.
         self.left_out: dict[str, str] = {}
         self._num_gpus = num_gpus
-        self.folder = folder
+        self.folder = folder  # an empty folder for sockets; its path must be short
         self._own_rank = own_rank
 
     def point(self, cell: Cell) -> Json:

@@ -106,17 +106,13 @@ class Pool:
     """All ranks of one library, blocked in a read whenever no command runs.
 
     A context manager: they run inside of its `with`.
-
-    Attributes:
-        commands: The commands to start, one process each.
-        version: The library's version, from the ranks.
     """
 
     name: str
     world_size: int
     socket_path: str
-    commands: list[list[str]]
-    version: str = ""
+    commands: list[list[str]]  # the commands to start, one process each
+    version: str = ""  # the library's version, from the ranks
     lines: list[Line] = field(default_factory=list)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)

@@ -15,19 +15,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to look.
+    """How long to look."""
 
-    Attributes:
-        window_us: Length of one window; long against the clock and the barrier before it, short
-            against the disturbances of a shared machine.
-        min_windows, max_windows: Windows per round; slow calls get few, fast ones many.
-        num_rounds: Times each library has its turn.
-    """
-
+    # Length of one window; long against the clock and the barrier before it, short against the
+    # disturbances of a shared machine.
     window_us: float = 3000.0
-    min_windows: int = 3
+    min_windows: int = 3  # windows per round; slow calls get few, fast ones many
     max_windows: int = 21
-    num_rounds: int = 4
+    num_rounds: int = 4  # times each library has its turn
 
     def iterations(self, call_us: float) -> int:
         """Return how many calls of `call_us` fill one window (at least one)."""

@@ -21,17 +21,12 @@ _NUM_PIXELS, _NUM_CLASSES = 64, 10
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """One training, the same on every rank.
+    """One training, the same on every rank."""
 
-    Attributes:
-        num_params: Wanted size of the network; the nearest width is taken.
-        batch_size: Examples per step over all ranks; a multiple of world_size.
-    """
-
-    num_params: int
+    num_params: int  # wanted size of the network; the nearest width is taken
     num_steps: int
     world_size: int
-    batch_size: int
+    batch_size: int  # examples per step over all ranks; a multiple of world_size
     learning_rate: float
     seed: int = 1
 

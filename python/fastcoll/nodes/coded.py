@@ -21,13 +21,10 @@ from fastcoll.types import Op, Wire
 
 @dataclass(frozen=True)
 class CodedReduction(Reduction):
-    """How to reduce with coded elements.
-
-    Attributes:
-        feedback: Of the message or of a segment of it, fp32; see `fastcoll.calls.tensors.Call`.
-    """
+    """How to reduce with coded elements."""
 
     wire: Wire
+    # Of the message or of a segment of it, fp32; see `fastcoll.calls.tensors.Call`.
     feedback: torch.Tensor | None
 
     @property

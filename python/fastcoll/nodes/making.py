@@ -96,18 +96,13 @@ def make_lanes(
 
 @dataclass(frozen=True)
 class _Making:
-    """One rank while it makes its lanes.
+    """One rank while it makes its lanes."""
 
-    Attributes:
-        own: The group's part of the store.
-        look: Raises the error that ends a wait from elsewhere.
-    """
-
-    own: Store
+    own: Store  # the group's part of the store
     seat: Seat
     board: Board
     deadline: Deadline
-    look: Callable[[], None]
+    look: Callable[[], None]  # raises the error that ends a wait from elsewhere
 
     def report_arrival(self) -> None:
         try:

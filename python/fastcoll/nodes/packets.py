@@ -35,21 +35,16 @@ _ROOTED = (Verb.broadcast, Verb.gather, Verb.scatter, Verb.reduce)
 
 @dataclass(frozen=True)
 class Header:
-    """The facts that must be equal on all ranks of a call; fields as in `fastcoll.types.Request`.
+    """The facts that are equal on all ranks of a call; fields as in `fastcoll.types.Request`."""
 
-    Attributes:
-        sequence: Number of the call in its group.
-        by_carrier: See `reductions.Reduction`.
-    """
-
-    sequence: int
+    sequence: int  # number of the call in its group
     verb: Verb
     dtype: DType
     op: Op
     numel: int
     root: int
     splits: int
-    by_carrier: bool
+    by_carrier: bool  # see `reductions.Reduction`
     on_gpus: bool = False
     wire: Wire = Wire.none
 
@@ -181,13 +176,9 @@ def trade(lanes: Lanes, header: Header, content: torch.Tensor) -> list[torch.Ten
 
 @dataclass(frozen=True)
 class Packets:
-    """The packets of a lane's ranks; complete when `transfer` is over.
+    """The packets of a lane's ranks; complete when `transfer` is over."""
 
-    Attributes:
-        ranks: The rank that serves the lane on each node.
-    """
-
-    ranks: Sequence[int]
+    ranks: Sequence[int]  # the rank that serves the lane on each node
     packets: Sequence[torch.Tensor]
     transfer: Started
 

@@ -44,19 +44,13 @@ _SHORT_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class Reduction:
-    """How to reduce.
-
-    Attributes:
-        numerics: The promise of the node's reductions.
-        by_carrier: Node partials are rounded, and the carrier reduces them.
-        world_size: The divisor of an average.
-    """
+    """How to reduce."""
 
     dtype: DType
     op: Op
-    numerics: Numerics
-    by_carrier: bool
-    world_size: int
+    numerics: Numerics  # the promise of the node's reductions
+    by_carrier: bool  # node partials are rounded, and the carrier reduces them
+    world_size: int  # the divisor of an average
 
     @property
     def partial(self) -> DType:

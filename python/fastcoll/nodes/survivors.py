@@ -38,15 +38,10 @@ _NONCE_BYTES = 16
 
 @dataclass(frozen=True)
 class Survivors:
-    """The ranks that go on.
+    """The ranks that go on."""
 
-    Attributes:
-        ranks: Their ranks in the group before, ascending: the new rank is the place in this list.
-        nonce: A text that no other group has.
-    """
-
-    ranks: list[int]
-    nonce: str
+    ranks: list[int]  # in the group before, ascending: the new rank is the place in this list
+    nonce: str  # a text that no other group has
 
     def node_map(self, before: NodeMap) -> NodeMap:
         """Return the map of the new group."""

@@ -16,17 +16,13 @@ _MOST_BYTES = 1 << 16
 
 
 class Lines:
-    """Passes on the lines of one stream of one rank.
-
-    Attributes:
-        last: The last line that is not blank.
-    """
+    """Passes on the lines of one stream of one rank."""
 
     def __init__(self, prefix: bytes, sink: Sink) -> None:
         self._prefix = prefix
         self._sink = sink
         self._rest = b""
-        self.last = b""
+        self.last = b""  # the last line that is not blank
 
     def feed(self, data: bytes) -> None:
         """Pass on the lines that are complete by now."""

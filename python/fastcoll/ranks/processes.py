@@ -61,23 +61,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Program:
-    """A program to start as ranks.
+    """A program to start as ranks."""
 
-    Attributes:
-        command: The command of every rank; its first word is a path.
-        world_size: Number of ranks.
-        sinks: Where the lines of stdout and stderr go; None: the ranks write to this process's own.
-        bind: Whether each rank stays on its share of the CPUs.
-        passed_fds: Descriptors that the ranks inherit.
-        on_reply: Takes a rank and all that it wrote to the pipe whose number ends its command. A
-            rank that wrote nothing has failed. None: no such pipe.
-    """
-
-    command: Sequence[str]
-    world_size: int
+    command: Sequence[str]  # the command of every rank; its first word is a path
+    world_size: int  # number of ranks
+    # Where the lines of stdout and stderr go; None: the ranks write to this process's own.
     sinks: tuple[Sink, Sink] | None = None
-    bind: bool = True
-    passed_fds: tuple[int, ...] = ()
+    bind: bool = True  # whether each rank stays on its share of the CPUs
+    passed_fds: tuple[int, ...] = ()  # descriptors that the ranks inherit
+    # Takes a rank and all that it wrote to the pipe whose number ends its command. A rank that
+    # wrote nothing has failed. None: no such pipe.
     on_reply: Callable[[int, bytes], None] | None = None
 
 
@@ -93,14 +86,10 @@ class _Rank:
 
 
 class Ranks:
-    """The ranks of a program. A context manager: none of them is left behind its `with`.
-
-    Attributes:
-        failures: The ranks that failed by themselves, in that order.
-    """
+    """The ranks of a program. A context manager: none of them is left behind its `with`."""
 
     def __init__(self, program: Program) -> None:
-        self.failures: list[Failure] = []
+        self.failures: list[Failure] = []  # the ranks that failed by themselves, in that order
         self._program = program
         self._alive: list[_Rank] = []
         self._selector = selectors.DefaultSelector()

@@ -12,15 +12,10 @@ from fastcoll.machine.cpu import affinity, cores, cpu_quota
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part of the machine.
+    """One rank's part of the machine."""
 
-    Attributes:
-        cpus: The CPUs that it may run on; empty: those of its parent.
-        num_threads: Threads that its computation may use.
-    """
-
-    cpus: tuple[int, ...]
-    num_threads: int
+    cpus: tuple[int, ...]  # the CPUs that it may run on; empty: those of its parent
+    num_threads: int  # threads that its computation may use
 
 
 def share_cpus(num_ranks: int) -> list[Share]:

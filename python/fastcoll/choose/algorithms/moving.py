@@ -13,17 +13,11 @@ from fastcoll.types import COUNTED, ITEMSIZE, Request, Verb, num_tensors
 
 @dataclass(frozen=True)
 class Prices:
-    """Microseconds per byte.
+    """Microseconds per byte."""
 
-    Attributes:
-        give: To copy a message into scratch.
-        get: To copy a peer's staged message.
-        read: To copy out of a peer's private memory (process_vm_readv).
-    """
-
-    give: float
-    get: float
-    read: float
+    give: float  # to copy a message into scratch
+    get: float  # to copy a peer's staged message
+    read: float  # to copy out of a peer's private memory (process_vm_readv)
 
 
 # measured between 2 cores: `fastcoll bench all_gather` and `broadcast` beside Open MPI, which reads

@@ -139,11 +139,7 @@ def _facts(device: int) -> dict[str, str]:
 
 
 class NodeGpus:
-    """One rank's side on its GPU. Making one is collective.
-
-    Attributes:
-        device: Index of the GPU.
-    """
+    """One rank's side on its GPU. Making one is collective."""
 
     def __init__(self, parts: Parts, device: int) -> None:
         """Come to a GPU.
@@ -158,7 +154,7 @@ class NodeGpus:
                 "a group's first call on GPUs makes connections, so it can't be captured: make one "
                 "call before the capture"
             )
-        self.device = device
+        self.device = device  # index of the GPU
         self._host, self._node_group, self._watch = parts.host, parts.node_group, parts.watch
         self._cpu_lanes, self._settings = parts.lanes, parts.settings
         node_map, cpu = parts.lanes.node_map, parts.lanes

@@ -55,28 +55,20 @@ def senders_key(target: int, tag: int) -> str:
 
 @dataclass(frozen=True)
 class Ends:
-    """The objects that all channels of a group share.
-
-    Attributes:
-        store: The store over which they are made.
-        board: The board on which a sender writes that it has begun to send.
-        watch: Knows the group's verdict.
-        waits: The chain of waiting ranks.
-        settings: With the limit of a transfer that has none of its own.
-        has_lost: Whether a rank of another node is known to be gone; for long waits.
-        sending: The channels on which this rank sends that have a carrier.
-        ended: The last carriers that were ended.
-    """
+    """The objects that all channels of a group share."""
 
     seat: Seat
     make: MakeCarrier
-    store: Store
-    board: Board
-    watch: Watch
-    waits: Waits
-    settings: Settings
+    store: Store  # the store over which they are made
+    board: Board  # the board on which a sender writes that it has begun to send
+    watch: Watch  # knows the group's verdict
+    waits: Waits  # the chain of waiting ranks
+    settings: Settings  # with the limit of a transfer that has none of its own
+    # Whether a rank of another node is known to be gone; for long waits.
     has_lost: Callable[[int], bool]
+    # The channels on which this rank sends that have a carrier.
     sending: set["Channel"] = field(default_factory=set)
+    # The last carriers that were ended.
     ended: deque[Carrier] = field(default_factory=lambda: deque(maxlen=16))
 
     def deadline(self, transfer: Transfer) -> Deadline:

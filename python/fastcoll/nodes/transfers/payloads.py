@@ -35,17 +35,12 @@ WaitFor: TypeAlias = Callable[[Callable[[], bool]], None]
 
 
 class Payload(Protocol):
-    """A message's bytes.
+    """A message's bytes."""
 
-    Attributes:
-        piece_bytes: Of each piece but the last one, which has the rest.
-        num_pieces: None for an empty message.
-        num_slots: How many pieces have memory of their own at a time: piece k is in the place of
-            piece k - num_slots.
-    """
-
-    piece_bytes: int
-    num_pieces: int
+    piece_bytes: int  # of each piece but the last one, which has the rest
+    num_pieces: int  # none for an empty message
+    # How many pieces have memory of their own at a time: piece k takes the place of the one that is
+    # so many before it.
     num_slots: int
 
     def cut_as(self, piece_bytes: int) -> "Payload":
@@ -105,9 +100,6 @@ class GpuPayload:
     """A tensor on a GPU, as the stream that is current when this is made leaves it or gets it.
 
     All but the making is for a thread of fastcoll's own, inside of `here`.
-
-    Attributes:
-        transfer: The transfer of this payload.
     """
 
     def __init__(self, transfer: Transfer) -> None:
