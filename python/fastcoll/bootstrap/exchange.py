@@ -35,17 +35,13 @@ T = TypeVar("T")
 
 
 class Exchange(ABC):
-    """A way to send facts to all other ranks.
-
-    Attributes:
-        store: A store that all ranks can reach; None where all are on one node anyway.
-        node_map: The map of the group whose ranks exchange facts, if it has several nodes.
-    """
+    """A way to send facts to all other ranks."""
 
     rank: int
     world_size: int
+    # A store that all ranks can reach; None where all are on one node anyway.
     store: Store | None = None
-    node_map: NodeMap | None = None
+    node_map: NodeMap | None = None  # of the group that exchanges facts, if it has several nodes
 
     @abstractmethod
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:

@@ -45,17 +45,13 @@ class Candidate(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan, and the reasons for it.
-
-    Attributes:
-        reasons: For each candidate a line with the reason for or against it. Times are those of
-            the largest of `numels`.
-        numels: The least and the largest numel of this choice. Their plans differ from this one in
-            nothing else. Nor do the plans of messages with another cut into list or parts.
-    """
+    """A plan, and the reasons for it."""
 
     plan: Plan
+    # For each candidate the reason for or against it, with times of the largest of `numels`.
     reasons: dict[str, str]
+    # The least and the largest numel of this choice. Their plans differ from this one in nothing
+    # else. Nor do the plans of messages with another cut into list or parts.
     numels: tuple[int, int]
 
 

@@ -62,17 +62,9 @@ _GRACE_S = 0.1  # in which kernels end that have all they need of a peer that le
 
 
 class DeviceGroup:
-    """The GPU side of one group, on one device of this process. Making one is collective.
+    """The GPU side of one group, on one device of this process. Making one is collective."""
 
-    Attributes:
-        device: Index of the device.
-        terms: The agreement of the ranks.
-        route: How they reach each other's memory.
-        reasons: Why earlier routes were not taken.
-        known: The known calls, which C++ starts; None: Python starts them all.
-    """
-
-    known: _C.GpuCalls | None = None
+    known: _C.GpuCalls | None = None  # the known calls, which C++ starts; None: Python starts all
 
     def __init__(
         self, host: DeviceHost, device: int, limits: GpuLimits, no_table: Callable[[], str]
@@ -101,6 +93,7 @@ class DeviceGroup:
         self._next_look = 0.0
         self._claim = claim_blocks(hellos, self.terms, link, capacity)
         try:
+            # Reasons: why earlier routes were not taken.
             self._regions, self._core, self.reasons = map_regions(hellos, self.terms, link)
             self._nccl = Nccl(host, device)
             if self._regions is None:
@@ -111,7 +104,7 @@ class DeviceGroup:
             raise
         if self._claim.begins_sharing:
             say(tell_sharing(host.name, device, self.terms.num_channels, capacity))
-        self.route = "nccl"
+        self.route = "nccl"  # how the ranks reach each other's memory
         self._pin: Pin | None = Pin()
         if self._regions is not None:
             self.route = self._regions.route

@@ -41,19 +41,14 @@ class KnownSide(DeviceSide, Protocol):
 
 @dataclass(frozen=True)
 class Started:
-    """Something that runs in a stream until an event.
-
-    Attributes:
-        behind: The stream of the arrays' library, if that is not torch; it waits like torch's.
-        keeps: Memory that must live until then.
-        is_captured: It only runs where the graph is replayed, and CUDA never says that it is over.
-    """
+    """Something that runs in a stream until an event."""
 
     event: torch.cuda.Event
     stream: torch.cuda.Stream
+    # The stream of the arrays' library, if that is not torch; it waits like torch's.
     behind: torch.cuda.Stream | None = None
-    keeps: Sequence[object] = ()
-    is_captured: bool = False
+    keeps: Sequence[object] = ()  # memory that must live until then
+    is_captured: bool = False  # it runs in replays of the graph only, and CUDA never says its end
 
 
 def beside(

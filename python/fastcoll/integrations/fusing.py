@@ -79,12 +79,7 @@ class Several(CustomGraphPass):
 
 
 class FusingPass(CustomGraphPass):
-    """The pass.
-
-    Attributes:
-        num_fused: The chains that it has replaced.
-        num_sums: The all_reduces that it has seen.
-    """
+    """The pass, with the number of all_reduces that it has seen, and of chains replaced."""
 
     def __init__(self) -> None:
         self.num_fused = self.num_sums = 0

@@ -21,15 +21,10 @@ _ROW_DTYPES = (_FP32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Norm:
-    """An RMSNorm of a graph.
-
-    Attributes:
-        out: Its result.
-        steps: All its nodes, in their order; the last one is `out`.
-    """
+    """An RMSNorm of a graph."""
 
     eps: float
-    steps: tuple[fx.Node, ...]
+    steps: tuple[fx.Node, ...]  # all its nodes, in their order; the last one is its result
     weight: fx.Node | None = None
     offset: float = 0.0
     rounds_first: bool = False

@@ -33,22 +33,16 @@ class Contender(Protocol):
 
 @dataclass
 class Outcome:
-    """The result of one library for one cell.
-
-    Attributes:
-        reason: Why there is no time, or None.
-        num_wrong: Elements that differ from the reference, over all ranks; None if there is no
-            result to check.
-        windows_us: Per window, the time of one call on each rank.
-        idle_cpu_s: CPU time that the waiting ranks took from the others' turns, all together.
-    """
+    """The result of one library for one cell."""
 
     library: str
-    reason: str | None = None
+    reason: str | None = None  # why there is no time, or None
+    # Elements that differ from the reference, over all ranks; None if there is nothing to check.
     num_wrong: int | None = None
     iterations: int = 0
+    # Per window, the time of one call on each rank.
     windows_us: list[list[float]] = field(default_factory=list)
-    idle_cpu_s: float = 0.0
+    idle_cpu_s: float = 0.0  # CPU time that all waiting ranks took from the others' turns
 
     @property
     def summary(self) -> Summary | None:

@@ -41,17 +41,11 @@ _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 class Arguments:
-    """Flat tensors on a call's arguments; in parts, one for each rank, where the verb has such.
-
-    Attributes:
-        given: This rank's input.
-        got: Where its result goes; a strided array's is brought to it by `bring_back`.
-        feedback: See `fastcoll.calls.tensors.Call`.
-    """
+    """Flat tensors on a call's arguments; in parts, one for each rank, where the verb has such."""
 
     def __init__(self, operands: Operands | PartsOperands, verb: Verb, world_size: int) -> None:
-        self.given: list[torch.Tensor]
-        self.got: list[torch.Tensor]
+        self.given: list[torch.Tensor]  # this rank's input
+        self.got: list[torch.Tensor]  # where its result goes; `bring_back` takes on a strided one's
         self.feedback = operands.feedback if isinstance(operands, Operands) else None
         device = operands.device
         if isinstance(operands, PartsOperands):

@@ -62,11 +62,9 @@ class Carrier(ABC):
     All methods but `has_lost`, `abandon` and `close` are collective over the lane. Tensors are
     contiguous, and stay untouched until the transfer is over. Each method that starts one is
     `starting`.
-
-    Attributes:
-        takes_less: In `all_to_all` a node may give less than another one expects, but not nothing.
     """
 
+    # In `all_to_all` a node may give less than another one expects, but not nothing.
     takes_less = False
 
     @abstractmethod
