@@ -101,7 +101,6 @@ def init(
 def _on_store(
     group: object, store: Store | None, rank: int | None, world_size: int | None, settings: Settings
 ) -> BaseGroup:
-    """Return a group whose ranks meet at a store."""
     if group is not None or store is None or rank is None or world_size is None:
         raise UsageError("init() takes a group, or store, rank and world_size together")
     return member(connect(StoreExchange(store, rank, world_size), "world", settings))

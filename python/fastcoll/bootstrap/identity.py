@@ -23,7 +23,6 @@ _EXCUSE = "could not come"
 
 
 def library_version() -> str:
-    """Return the version of the installed fastcoll."""
     try:
         return version("fastcoll")
     except PackageNotFoundError:

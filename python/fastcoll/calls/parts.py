@@ -337,7 +337,6 @@ def _all_to_all(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
 
 
 def _cut(array: object, name: str, splits: Sequence[int] | None, world_size: int) -> Side:
-    """Cut an array by its first dimension."""
     whole = view(array, name, gpu=True)
     if not whole.shape:
         raise UsageError(f"{name} has no dimension to be cut by")

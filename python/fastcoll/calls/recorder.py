@@ -60,7 +60,6 @@ class VerbStats(NamedTuple):
 
 
 def stats_of(counts: Mapping[str, tuple[int, int, int]]) -> dict[str, VerbStats]:
-    """Return the counts of a pad, by verb."""
     return {
         verb: VerbStats(calls, num_bytes, waited_us / 1e6)
         for verb, (calls, num_bytes, waited_us) in counts.items()

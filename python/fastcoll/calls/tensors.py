@@ -139,7 +139,6 @@ class Operands:
             self.rows.make_ready(self.output)
 
     def views(self) -> list[ArrayView]:
-        """Return the user's arrays."""
         arrays = [array for array in (self.input, self.output) if array is not None]
         return arrays if self.rows is None else [*arrays, *self.rows.tensors.values()]
 

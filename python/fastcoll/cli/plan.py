@@ -139,7 +139,6 @@ def plan_json(sentences: list[Sentence]) -> list[dict[str, Any]]:
 
 
 def plan_title(workload: Workload, cluster: Cluster) -> str:
-    """Return the title: the workload and the cluster."""
     where = f"{cluster.num_nodes} x {cluster.machine.name}"
     if cluster.num_nodes > 1 and cluster.network is not None:
         where += f", {cluster.network.name}"

@@ -58,7 +58,6 @@ def _worlds(text: str, usual: list[int], most: int) -> tuple[int, ...]:
 
 
 def parse_sizes_option(text: str) -> tuple[int, ...]:
-    """Return the sizes of an option, ascending."""
     return tuple(parsed(parse_sizes, text, "--sizes"))
 
 

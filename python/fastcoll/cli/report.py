@@ -167,7 +167,6 @@ def _plan(found: Findings) -> Section:
 
 
 def measured_section(documents: list[Json]) -> Section:
-    """Return the section of measurements, read by `findings.read_measured`."""
     section = Section("Measured")
     for document in documents:
         machine = f"Measured on {document['machine']['cpu_model']}, {document['date']}: "

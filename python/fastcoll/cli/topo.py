@@ -109,7 +109,6 @@ def _list() -> Table:
 
 
 def machine_tree(machine: Machine) -> Tree:
-    """Return the wires of a machine, by kind."""
     tree = Tree(f"[bold]{machine.title}[/bold]", highlight=False)
     rates = f"adds {machine.reduce_gbps:g} GB/s, copies {machine.copy_gbps:g} GB/s"
     tree.add(f"a rank: {rates}, {machine.memory_gb:g} GB\n[dim]{machine.source}[/dim]")
@@ -151,7 +150,6 @@ def rings_of(machine: Machine) -> list[str]:
 
 
 def network_tree(network: Network) -> Tree:
-    """Return the parts of a network."""
     tree = Tree(f"[bold]{network.title}[/bold]", highlight=False)
     tree.add(f"a card: {network.gbps:g} GB/s each way\n[dim]{network.source}[/dim]")
     shape = "the i-th cards of all nodes" if network.rails else "all cards of a node"

@@ -219,7 +219,6 @@ class DeviceGroup:
     def _start_transfers(
         self, transfers: Sequence[Transfer], most: int, stream: int, limit_s: float
     ) -> None:
-        """Start the transfers of one kernel."""
         dense: list[ArrayView] = []
         rows = []
         for one in transfers:

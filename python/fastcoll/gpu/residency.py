@@ -72,7 +72,6 @@ class Residency:
         self._devices: dict[int, _Device] = {}
 
     def blocks(self, device: int, capacity: int) -> Blocks:
-        """Return the state of a device that holds `capacity` blocks."""
         with self._lock:
             taken = self._devices.get(device, _Device())
             free = capacity - taken.owned - taken.shared

@@ -76,12 +76,10 @@ class GpuSide:
         return "no call on a GPU yet" if self.group is None else self.group.report()
 
     def stop(self) -> None:
-        """See `DeviceGroup.stop`."""
         if self.group is not None:
             self.group.stop()
 
     def close(self) -> None:
-        """See `DeviceGroup.close`."""
         if self.group is not None:
             self._host.use_gpu(None)
             self.group.close()

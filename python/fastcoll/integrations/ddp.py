@@ -151,7 +151,6 @@ def compressed_ddp_hook(state: CompressedGradients, bucket: GradBucket) -> Futur
 def _start(
     state: CompressedGradients, bucket: GradBucket, message: torch.Tensor, wire: str | None
 ) -> Future[list[torch.Tensor]]:
-    """Start to average some gradients of a bucket."""
     call = Call(
         verb=Verb.all_reduce,
         input=message,

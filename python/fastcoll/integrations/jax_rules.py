@@ -128,7 +128,6 @@ def _batch(arrays: Sequence[Any], dims: Sequence[Any], *, call: Call) -> tuple[A
 
 
 def _batched(x: jax.Array, dim: int | None, size: int) -> jax.Array:
-    """Return an array with the batch as its first dimension."""
     return jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
 
 

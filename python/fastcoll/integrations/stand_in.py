@@ -108,7 +108,6 @@ def _devices_of_gloo(asked: dict[str, Any]) -> list[str]:
 
 
 def _backends_of(backend: str) -> dict[str, str]:
-    """Return the backend of each device."""
     return dict(_c10d.BackendConfig(backend).get_device_backend_map())
 
 

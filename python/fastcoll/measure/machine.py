@@ -48,7 +48,6 @@ def _chosen(text: str) -> str:
 
 
 def read_machine() -> Machine:
-    """Return the facts of this machine."""
     huge = Path("/sys/kernel/mm/transparent_hugepage")
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine(

@@ -54,7 +54,6 @@ def worker_command(config: WorkerConfig, rank: int) -> list[str]:
 
 
 def loop_command(program: Path, config: WorkerConfig, rank: int) -> list[str]:
-    """Return the command of one rank of the compiled MPI loop."""
     cpu = config.cpus[rank] if config.cpus else -1
     return [str(program), config.socket_path, str(rank), str(config.world_size), str(cpu)]
 

@@ -75,7 +75,6 @@ def connect(path: str, rank: int) -> Line:
 
 
 def prepare_command(cell: Cell) -> str:
-    """Return the line that makes a rank prepare `cell`."""
     return f"prepare {cell.verb} {cell.dtype} {cell.op} {cell.numel} {cell.root}"
 
 

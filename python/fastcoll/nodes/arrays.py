@@ -29,7 +29,6 @@ def tensor_at(address: int, dtype: DType, numel: int, device: int = -1) -> torch
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a contiguous tensor."""
     return tensor.reshape(-1).view(torch.uint8)
 
 

@@ -237,7 +237,6 @@ class Lanes:
             carrier.close()
 
     def by_lane(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """Return the lanes' places in a lane buffer."""
         places = buffer.view(self.num_local, self.num_slots, -1)
         n = self.num_local
         return [places[lane % n, lane // n] for lane in range(self.num_lanes)]

@@ -49,11 +49,9 @@ class Header:
     wire: Wire = Wire.none
 
     def numbered(self, sequence: int) -> "Header":
-        """Return this call with its number."""
         return replace(self, sequence=sequence)
 
     def pack(self) -> bytes:
-        """Return the fields as bytes."""
         words = _WORDS.pack(
             self.sequence,
             self.numel,
@@ -70,7 +68,6 @@ class Header:
 
     @staticmethod
     def unpack(data: bytes) -> "Header":
-        """Read the bytes that `pack` returns."""
         sequence, numel, splits, root, *codes = _WORDS.unpack_from(data)
         verb, dtype, op, by_carrier, on_gpus, wire = codes
         kinds = Verb(verb), DType(dtype), Op(op)
@@ -212,7 +209,6 @@ def _bytes_of(header: Header) -> torch.Tensor:
 
 
 def _compare(ranks: Sequence[int], headers: torch.Tensor) -> None:
-    """Check that the headers of some ranks are equal."""
     if bool((headers == headers[0]).all()):
         return
     calls = [Header.unpack(header.numpy().tobytes()) for header in headers]

@@ -44,7 +44,6 @@ class Survivors:
     nonce: str  # a text that no other group has
 
     def node_map(self, before: NodeMap) -> NodeMap:
-        """Return the map of the new group."""
         new_ranks = {rank: number for number, rank in enumerate(self.ranks)}
         rows = [
             (tuple(new_ranks[rank] for rank in ranks if rank in new_ranks), host)

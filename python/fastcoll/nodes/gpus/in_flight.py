@@ -60,7 +60,6 @@ class CallInFlight:
             return self.packets == []
 
     def is_over(self) -> bool:
-        """Return whether its transfers are over, too."""
         if self.deadline is None and (self._began is None or self._began.query()):
             self.deadline = Deadline(self._limit_s)  # its own: earlier work of the stream is done
         running = [one for one in self.transfers if not one.is_completed()]
@@ -192,7 +191,6 @@ class CallsInFlight:
                 self._calls.remove(call)
 
     def _about(self, call: CallInFlight | None) -> Watch:
-        """Return a watch that speaks of a call."""
         about = copy.copy(self._watch)
         if call is not None:
             about.begin(call.sequence, call.verb)

@@ -76,7 +76,6 @@ class Way(InOrder):
         self._local = local
 
     def start(self, transfer: Transfer, payload: GpuPayload | None) -> TransferBetween:
-        """Queue a transfer."""
         rank = self._local.ranks[transfer.peer]
         if payload is None:
             run = partial(self._pass_on, transfer)

@@ -31,6 +31,5 @@ class Turns:
             self._open = [one for one in self._open if one is not receive]
 
     def is_next(self, receive: Transfer, peer: int) -> bool:
-        """Return whether the next message from `peer` is for this receive."""
         with self._lock:
             return next(one for one in self._open if one.peer in (peer, ANY)) is receive

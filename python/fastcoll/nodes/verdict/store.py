@@ -81,7 +81,6 @@ class PollingStore(Store):
             raise RuntimeError(f"the store did not answer within {limit_s:.3g} s") from None
 
     def set(self, key: str, value: Any) -> None:
-        """Write something."""
         self._ask(lambda: self._under.set(key, value))
 
     def get(self, key: str) -> bytes:
@@ -94,7 +93,6 @@ class PollingStore(Store):
         return bool(self._ask(lambda: self._under.check(keys)))
 
     def add(self, key: str, value: int) -> int:
-        """Count."""
         return self._ask(lambda: self._under.add(key, value))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
