@@ -145,10 +145,7 @@ class DeviceGroup:
         return DeviceWork(self, started, outputs)
 
     def _issue(
-        self,
-        body: Callable[[torch.cuda.Stream], None],
-        arrays: Sequence[ArrayView],
-        async_op: bool,
+        self, body: Callable[[torch.cuda.Stream], None], arrays: Sequence[ArrayView], async_op: bool
     ) -> Started | None:
         """Start something in the arrays' stream, or beside it."""
         with in_their_stream(arrays, self.device):

@@ -31,16 +31,7 @@ from fastcoll.errors import UsageError
 from fastcoll.gpu.verdicts import DESYNC
 from fastcoll.memory.symmetric import bytes_at
 from fastcoll.native import _C
-from fastcoll.types import (
-    ITEMSIZE,
-    REDUCTIONS,
-    TORCH_DTYPES,
-    DType,
-    Op,
-    ReduceOp,
-    Verb,
-    nccl_adds,
-)
+from fastcoll.types import ITEMSIZE, REDUCTIONS, TORCH_DTYPES, DType, Op, ReduceOp, Verb, nccl_adds
 
 if TYPE_CHECKING:
     from fastcoll.gpu.host import DeviceHost

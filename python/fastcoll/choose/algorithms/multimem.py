@@ -13,15 +13,7 @@ from functools import partial
 
 from fastcoll.choose.algorithms import shared
 from fastcoll.choose.costs import Costs
-from fastcoll.types import (
-    FLOAT_DTYPES,
-    ITEMSIZE,
-    Algorithm,
-    Op,
-    Request,
-    Verb,
-    order_matters,
-)
+from fastcoll.types import FLOAT_DTYPES, ITEMSIZE, Algorithm, Op, Request, Verb, order_matters
 
 name = "multimem"
 

@@ -108,8 +108,7 @@ class AnySource(InOrder):
         seat = self._ends.seat
         others = [rank for rank in range(len(seat.node_map.places)) if rank != seat.rank]
         return self._ends.watch.heard() or CollectiveTimeout(
-            f"{self._name(receive)} waited {deadline.limit_s:g} s for a message",
-            others,
+            f"{self._name(receive)} waited {deadline.limit_s:g} s for a message", others
         )
 
     def _name(self, receive: Transfer) -> str:

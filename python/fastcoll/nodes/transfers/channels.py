@@ -337,8 +337,7 @@ class Channel(InOrder):
                 transfer.wait()
             except RuntimeError as error:
                 raise self._ends.watch.heard() or PeerLostError(
-                    f"{self._name()} lost its connection: {error}",
-                    [self.peer],
+                    f"{self._name()} lost its connection: {error}", [self.peer]
                 ) from error
 
     def _late(self, deadline: Deadline) -> FastcollError:
