@@ -96,31 +96,19 @@ def make_checks(phases: Sequence[Json]) -> list[Json]:
         if phase is alone:
             continue
         name, prints = phase["name"], phase["fingerprints"]
-        checks.append(
-            {
-                "what": f"{name}: parameters have the same bits on all {len(prints)} ranks",
-                "passed": len(set(prints)) == 1,
-                "found": prints[0][:12],
-            }
-        )
+        what = f"{name}: parameters have the same bits on all {len(prints)} ranks"
+        checks.append(_check(what, len(set(prints)) == 1, prints[0][:12]))
         pairs = zip(phase["losses"], alone["losses"], strict=True)
         furthest = max(abs(loss - reference) for loss, reference in pairs)
-        checks.append(
-            {
-                "what": f"{name}: losses match one process within {LOSS_TOLERANCE:g}",
-                "passed": furthest <= LOSS_TOLERANCE,
-                "found": f"{furthest:.1e}",
-            }
-        )
+        what = f"{name}: losses match one process within {LOSS_TOLERANCE:g}"
+        checks.append(_check(what, furthest <= LOSS_TOLERANCE, f"{furthest:.1e}"))
     first, last = alone["losses"][0], phases[0]["losses"][-1]
-    checks.append(
-        {
-            "what": "the network learned: the loss fell to less than half",
-            "passed": last < first / 2,
-            "found": f"{first:.3f} -> {last:.3f}",
-        }
-    )
-    return checks
+    what = "the network learned: the loss fell to less than half"
+    return [*checks, _check(what, last < first / 2, f"{first:.3f} -> {last:.3f}")]
+
+
+def _check(what: str, passed: bool, found: str) -> Json:
+    return {"what": what, "passed": passed, "found": found}
 
 
 def run_demo(config: DemoConfig, on_step: OnStep) -> Json:
@@ -135,12 +123,8 @@ def run_demo(config: DemoConfig, on_step: OnStep) -> Json:
     # Gloo looks for the address of the host's name, which a container may not know.
     start = ["env", "GLOO_SOCKET_IFNAME=lo", sys.executable, "-m", "fastcoll.measure.demo_rank"]
     commands = [[*start, config.to_json(), str(rank)] for rank in ranks]
-    pool = Pool("demo", training.world_size, config.socket_path, commands)
-    pool.start()
-    try:
+    with Pool("demo", training.world_size, config.socket_path, commands) as pool:
         ends = {phase: _run_phase(pool, phase, on_step) for phase in PHASES}
-    finally:
-        pool.close()
     phases = [phase_record(phase, ends[phase]) for phase in PHASES]
     ours, gloo = phases[0], phases[1]
     return {
