@@ -221,10 +221,13 @@ class NonMember(BaseGroup):
 
     @property
     def rank(self) -> int:
-        """-1, as torch.distributed has both."""
+        """-1, as torch.distributed.get_rank() has it."""
         return -1
 
-    world_size = rank
+    @property
+    def world_size(self) -> int:
+        """-1, as torch.distributed.get_world_size() has it."""
+        return -1
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, int) and other == NON_MEMBER)

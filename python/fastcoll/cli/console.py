@@ -62,7 +62,10 @@ def fit(
 ) -> tuple[Table, str]:
     """Return a table that fits, and a remark about the columns that it went without.
 
-    Of the columns that `make` can do without, `spare`, the first go first.
+    Args:
+        make: Makes it without the columns of these names.
+        spare: The columns that may go, the first one first.
+        console: Where it goes.
     """
     for count in range(len(spare) + 1):
         table = make(spare[:count])

@@ -37,7 +37,8 @@ def machine_named(name: str) -> Machine:
 def cluster_for(machine: str, network: str | None, num_ranks: int | None) -> Cluster:
     """Return as many nodes as the ranks need; one full node if no number was given.
 
-    It is UsageError if the ranks don't fill whole nodes, or nothing connects the nodes.
+    Raises:
+        UsageError: The ranks don't fill whole nodes, or nothing connects the nodes.
     """
     node = machine_named(machine)
     local_size = len(node.ranks)

@@ -35,7 +35,8 @@ def _text(version: Version) -> str:
 def nccl_refusal(version: Version, shares: bool, needs: tuple[str, Version] = ("", ())) -> str:
     """Return why an NCCL can't be measured, with ranks that share a GPU or not; or nothing.
 
-    `needs` is a feature that it must have, and the first version that surely has it.
+    Args:
+        needs: A feature that it must have, and the first version that surely has it.
     """
     what, since = needs
     if not version:

@@ -113,7 +113,11 @@ def has_mpi4py(install: MpiInstall) -> bool:
 
 
 def build_loop(install: MpiInstall, build_dir: Path) -> Path:
-    """Compile mpi_loop.c against the wheel's own mpi.h and return the program; or RuntimeError."""
+    """Compile mpi_loop.c against the wheel's own mpi.h and return the program.
+
+    Raises:
+        RuntimeError: no compiler, no header, or the compiler's first complaint.
+    """
     if not (install.prefix / "include" / "mpi.h").exists():
         raise RuntimeError(f"the {install.flavour.title} wheel brought no mpi.h")
     program = build_dir / f"mpi_loop_{install.flavour.name}"
@@ -123,7 +127,11 @@ def build_loop(install: MpiInstall, build_dir: Path) -> Path:
 
 
 def build(source: Path, result: Path, library: Path, options: list[str]) -> None:
-    """Compile C or C++ for a wheel's library; RuntimeError with the compiler's first complaint."""
+    """Compile C or C++ for a wheel's library.
+
+    Raises:
+        RuntimeError: No compiler, or its first complaint.
+    """
     language, names = ("C++", ("c++", "g++")) if source.suffix == ".cpp" else ("C", ("cc", "gcc"))
     compiler = shutil.which(names[0]) or shutil.which(names[1])
     if compiler is None:

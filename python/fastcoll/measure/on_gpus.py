@@ -96,7 +96,13 @@ class OnGpus:
     """Where `fastcoll tune --device cuda` measures."""
 
     def __init__(self, num_gpus: int, folder: Path, own_rank: int | None) -> None:
-        """Measure with ranks of this process; under torchrun it starts `own_rank` alone."""
+        """Measure with ranks of this process's making.
+
+        Args:
+            num_gpus: How many this process sees.
+            folder: See above.
+            own_rank: The one rank to start, where torchrun's processes start the others.
+        """
         # Algorithms that could not be measured, with the first reason.
         self.left_out: dict[str, str] = {}
         self._num_gpus = num_gpus

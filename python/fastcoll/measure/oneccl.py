@@ -46,7 +46,11 @@ def find(mpi_dir: Path) -> MpiInstall | None:
 
 
 def build(install: MpiInstall, build_dir: Path) -> Path:
-    """Compile oneccl_shim.cpp and return the library; see `mpi.build`."""
+    """Compile oneccl_shim.cpp and return the library.
+
+    Raises:
+        RuntimeError: No compiler, or its first complaint.
+    """
     shim = build_dir / "oneccl_shim.so"
     options = ["-std=c++17", "-O2", "-shared", "-fPIC"]
     mpi.build(_SOURCE, shim, install.prefix / _LIBRARY, options)

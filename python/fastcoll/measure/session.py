@@ -157,11 +157,16 @@ def _oneccl_commands(
 def run_bench(
     settings: BenchSettings, folder: Path, own_ranks: list[int], on_turn: Callable[[str, int], None]
 ) -> Json:
-    """Measure and return the result document; NotMeasured if fastcoll itself can't be started.
+    """Measure and return the result document.
 
-    `folder` is an empty one for sockets, of a short path. This process starts `own_ranks` of
-    fastcoll and Gloo, and torchrun's others start the rest. `on_turn` is called with a library and
-    a size before each turn.
+    Args:
+        folder: An empty folder for sockets; its path must be short.
+        own_ranks: Ranks of fastcoll and Gloo that this process starts; torchrun's other processes
+            start the others.
+        on_turn: Called with a library and a size before each turn.
+
+    Raises:
+        NotMeasured: fastcoll itself cannot be started.
     """
     libraries: list[Json] = []
     rows: list[Json] = []
@@ -209,8 +214,9 @@ def _started(
 ) -> Iterator[tuple[str, Pool | None, str | None]]:
     """Yield each library once its ranks are up, or with the reason why they are not.
 
-    With `at_once` the others come up together once fastcoll has. On GPUs there are many and each
-    takes seconds: torchrun's ranks, there at once, would not wait for one after the other.
+    Args:
+        at_once: Let the others come up together once fastcoll has. On GPUs there are many and each
+            takes seconds: torchrun's ranks, there at once, would not wait for one after the other.
     """
     for library, pool in made.items():
         on_turn(library, 0)

@@ -214,11 +214,17 @@ def run_tune(
     on_point: Callable[[Cell, str], None],
     fallback: Costs,
 ) -> Json:
-    """Measure CPUs, write the table after every point, and return it; or NotMeasured.
+    """Measure CPUs, write the table after every point, and return it.
 
-    A table at `path` that is not complete is gone on with; its rows of GPUs are kept. `folder` is
-    an empty one for sockets, of a short path. `on_point` is called with a point and a variant
-    before each turn. The constants are `fallback` if too little was measured to fit them.
+    Args:
+        path: Where the table goes. One that lies there and is not complete is gone on with; its
+            rows of GPUs are kept.
+        folder: An empty folder for sockets; its path must be short.
+        on_point: Called with a point and a variant before each turn.
+        fallback: The constants if too little was measured to fit them.
+
+    Raises:
+        NotMeasured: A variant failed, or computed something wrong.
     """
     before = _document_of_before(path) or {"is_complete": True}
     rows: list[Json] = [] if before["is_complete"] else before["rows"]
