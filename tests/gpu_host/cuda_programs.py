@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs on a CUDA made of the CPU. `python -m tests.gpu_host.cuda_programs NAME EXTENSION`."""
+"""Memory and contexts of ranks on a CUDA made of the CPU.
 
-import contextlib
+`python -m tests.gpu_host.cuda_programs NAME [EXTENSION]` runs a function of this file.
+"""
+
 import ctypes
 import os
-import sys
-import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from tests.support.fake_cuda import FakeCuda
+from tests.support.fake_ranks import LIMIT_S, run_program, tensors_on_gpu
 
-LIMIT_S = 20.0
 MINE = 3  # this rank's GPU
 MIB = 1 << 20
 CHANNELS = 8
@@ -23,22 +23,11 @@ CHANNELS = 8
 
 def in_thread(task: Callable[[], Any]) -> Any:
     """Do something in a fresh thread, which has no device of CUDA; return its result."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
-
-    def body() -> None:
-        try:
-            results.append(task())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=body, daemon=True)
-    thread.start()
-    thread.join(LIMIT_S)
-    assert not thread.is_alive(), f"{task} hangs"
-    if errors:
-        raise errors[0]
-    return results[0]
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(task).result(LIMIT_S)
+    finally:
+        pool.shutdown(wait=False)
 
 
 def a_plan() -> Any:
@@ -162,14 +151,6 @@ class Host:
         return False
 
 
-class Stream:
-    """A stream of torch's."""
-
-    cuda_stream = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-
 GROUPS, WORLD, MOST_MIB = 64, 8, 22
 
 
@@ -182,11 +163,10 @@ def many_groups(cuda: FakeCuda) -> None:
     from fastcoll.calls.transfers import Transfer
     from fastcoll.gpu import group as device_group
     from fastcoll.gpu.residency import residency
-    from tests.support.fake_driver import Links, run_all
+    from tests.support.fake_driver import Links, run_ranks
 
     lines: list[str] = []
     made: list[list[Any]] = [[] for _ in range(WORLD)]
-    errors: list[BaseException] = []
     links = Links(WORLD)
 
     def send_around(side: Any, number: int, rank: int) -> None:
@@ -200,23 +180,17 @@ def many_groups(cuda: FakeCuda) -> None:
         assert taken.tolist() == [100.0 * number + (rank - 1) % WORLD] * 3
 
     def run(rank: int) -> None:
-        try:
-            link = links.link(rank)
-            for number in range(GROUPS):
-                host = Host(link, f"group {number}", WORLD)
-                limits = GpuLimits(600.0, 30.0)
-                side = device_group.DeviceGroup(host, rank, limits, lambda: "")
-                made[rank].append(side)
-            for number, side in enumerate(made[rank]):
-                send_around(side, number, rank)
-        except BaseException as error:
-            errors.append(error)
-            links.barrier.abort()
+        link = links.link(rank)
+        for number in range(GROUPS):
+            host = Host(link, f"group {number}", WORLD)
+            limits = GpuLimits(600.0, 30.0)
+            side = device_group.DeviceGroup(host, rank, limits, lambda: "")
+            made[rank].append(side)
+        for number, side in enumerate(made[rank]):
+            send_around(side, number, rank)
 
-    with fake_torch(lines):
-        run_all([lambda rank=rank: run(rank) for rank in range(WORLD)])
-        if errors:
-            raise errors[0]
+    with tensors_on_gpu(cuda), mock.patch.object(device_group, "say", lines.append):
+        run_ranks(links, run)
         assert cuda.created_bytes() <= GROUPS * WORLD * MOST_MIB * MIB
         assert cuda.created_bytes() >= GROUPS * WORLD * MIB, "memory is not counted"
         assert len([line for line in lines if "shares" in line]) == WORLD, "once for each GPU"
@@ -232,43 +206,37 @@ def growing_heap(cuda: FakeCuda) -> None:
     from fastcoll.calls.limits import GpuLimits
     from fastcoll.gpu import group as device_group
     from fastcoll.gpu import regions
-    from tests.support.fake_driver import Links, run_all
+    from tests.support.fake_driver import Links, run_ranks
 
     devices = [0, 1, 1, 2]  # ranks of one device share addresses
-    links, errors = Links(len(devices)), []
+    links = Links(len(devices))
     sizes = [40, 300 * MIB, 1000]  # the second one needs an arena of its own
     told: list[list[int]] = [[] for _ in devices]
 
     def run(rank: int) -> None:
-        try:
-            host = Host(links.link(rank), "growing", len(devices))
-            limits = GpuLimits(600.0, 30.0)
-            side = device_group.DeviceGroup(host, devices[rank], limits, lambda: "")
-            links.barrier.wait()
-            told[rank].append(cuda.created_bytes())
-            links.barrier.wait()
-            bases = side._copies._ptrs
-            blocks = [side._heap.allocate(size) for size in sizes]
-            links.barrier.wait()
-            told[rank].append(cuda.created_bytes())
-            places = [block.ptr - bases[rank] for block in blocks]
-            assert places == [0, 256 * MIB, 256], "another arena, or another place in it"
-            for block in blocks:
-                ctypes.memset(block.ptr, rank + 1, 40)
-            links.barrier.wait()
-            for peer, base in enumerate(bases):
-                for place in places:
-                    assert ctypes.string_at(base + place, 40) == bytes([peer + 1] * 40)
-            links.barrier.wait()
-            side.close()
-        except BaseException as error:
-            errors.append(error)
-            links.barrier.abort()
+        host = Host(links.link(rank), "growing", len(devices))
+        limits = GpuLimits(600.0, 30.0)
+        side = device_group.DeviceGroup(host, devices[rank], limits, lambda: "")
+        links.barrier.wait()
+        told[rank].append(cuda.created_bytes())
+        links.barrier.wait()
+        bases = side._copies._ptrs
+        blocks = [side._heap.allocate(size) for size in sizes]
+        links.barrier.wait()
+        told[rank].append(cuda.created_bytes())
+        places = [block.ptr - bases[rank] for block in blocks]
+        assert places == [0, 256 * MIB, 256], "another arena, or another place in it"
+        for block in blocks:
+            ctypes.memset(block.ptr, rank + 1, 40)
+        links.barrier.wait()
+        for peer, base in enumerate(bases):
+            for place in places:
+                assert ctypes.string_at(base + place, 40) == bytes([peer + 1] * 40)
+        links.barrier.wait()
+        side.close()
 
-    with fake_torch([]):
-        run_all([lambda rank=rank: run(rank) for rank in range(len(devices))])
-        if errors:
-            raise errors[0]
+    with tensors_on_gpu(cuda):
+        run_ranks(links, run)
     before, after = told[0]
     assert before < 4 * MOST_MIB * MIB
     assert after - before == 4 * (256 + 300) * MIB
@@ -280,34 +248,5 @@ def growing_heap(cuda: FakeCuda) -> None:
     assert "fake-gpu" not in maps, "memory left mapped"
 
 
-@contextlib.contextmanager
-def fake_torch(lines: list[str]) -> Iterator[None]:
-    """Let the CPU's tensors pass for a GPU's, and keep the lines of the log."""
-    import torch
-
-    from fastcoll.calls import tensor_layout
-    from fastcoll.gpu import group, nccl
-
-    stream = Stream()
-    in_stream = partial(contextlib.nullcontext, None)
-    with contextlib.ExitStack() as patches:
-        for owner, name, value in (
-            (torch.cuda, "is_current_stream_capturing", lambda: False),
-            (nccl, "is_current_stream_capturing", lambda: False),
-            (tensor_layout, "_empty_on", lambda device: torch.empty(0)),
-            (torch.cuda, "Stream", Stream),
-            (torch.cuda, "current_stream", lambda device: stream),
-            (group, "in_their_stream", lambda arrays, device: in_stream()),
-            (group, "say", lines.append),
-            (group.watcher, "add", lambda side: None),
-        ):
-            patches.enter_context(mock.patch.object(owner, name, value))
-        yield
-
-
 if __name__ == "__main__":
-    try:
-        globals()[sys.argv[1]](FakeCuda(sys.argv[2]))
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)  # at once: a blocked launch would hold up the end
+    run_program(globals())

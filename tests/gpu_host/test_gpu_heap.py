@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fastcoll.errors import DriverError
-from tests.support.fake_driver import THREE, Driver, Links, map_all, run_all
+from tests.support.fake_driver import THREE, Driver, Links, map_all, run_ranks
 from tests.support.gpu import needs_gpu_part
 
 pytestmark = needs_gpu_part
@@ -33,7 +33,7 @@ def grow(
             except DriverError as error:
                 found[rank].append(str(error))
 
-    run_all([lambda rank=rank: run(rank) for rank in range(len(results))])
+    run_ranks(links, run)
     return heaps, found
 
 

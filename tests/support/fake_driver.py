@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from itertools import count
 from pathlib import Path
@@ -52,9 +53,13 @@ class Driver:
         self.early_starts: list[bool] = []  # of each group
         self.peer_access: set[tuple[int, int]] = set()
 
-    def _map(self, function: str, device: int, memory: dict[Any, int], at: int = 0) -> int:
+    def refuse(self, function: str, device: int) -> None:
+        """Raise the error of a call, if it is refused."""
         if (function, device) in self.refused:
             raise DriverError(f"{function} refused")
+
+    def _map(self, function: str, device: int, memory: dict[Any, int], at: int = 0) -> int:
+        self.refuse(function, device)
         with self.lock:
             ptr = at or next(self.ptrs)
             assert ptr not in self.mapped, "something lies there"
@@ -63,8 +68,7 @@ class Driver:
         return ptr
 
     def vmm_reserve(self, device: int, num_bytes: int) -> int:
-        if ("vmm_reserve", device) in self.refused:
-            raise DriverError("vmm_reserve refused")
+        self.refuse("vmm_reserve", device)
         with self.lock:
             ptr = (1 << 50) + next(self.ptrs) * (num_bytes >> 12)
             self.reserved[ptr] = num_bytes
@@ -119,8 +123,7 @@ class Driver:
         return 2 << 20
 
     def multicast_granularity(self, world_size: int, least_bytes: int) -> int:
-        if ("multicast_granularity", 0) in self.refused:
-            raise DriverError("multicast_granularity refused")
+        self.refuse("multicast_granularity", 0)
         return 32 << 20
 
     def layout(self) -> str:
@@ -163,28 +166,24 @@ class Multicast:
 
     def __init__(self, driver: Driver, device: int, world_size: int, fd: int) -> None:
         self.driver, self.device, self.ptr = driver, device, 0
-        self._refuse("multicast_create" if fd < 0 else "multicast_open")
+        driver.refuse("multicast_create" if fd < 0 else "multicast_open", device)
         found = driver.objects[os.fstat(fd).st_ino] if fd >= 0 else Object(world_size)
         self.object = found
         driver.handles.append(self)
 
-    def _refuse(self, function: str) -> None:
-        if (function, self.device) in self.driver.refused:
-            raise DriverError(f"{function} refused")
-
     def export_fd(self) -> int:
-        self._refuse("multicast_export")
+        self.driver.refuse("multicast_export", self.device)
         fd = os.memfd_create("fake")
         self.driver.objects[os.fstat(fd).st_ino] = self.object
         return fd
 
     def add_device(self) -> None:
-        self._refuse("multicast_add")
+        self.driver.refuse("multicast_add", self.device)
         assert self.device not in self.object.devices, "a device twice"
         self.object.devices.add(self.device)
 
     def bind(self, region: int) -> None:
-        self._refuse("multicast_bind")
+        self.driver.refuse("multicast_bind", self.device)
         assert self.object.is_complete(), "bound before all devices were added: that would block"
         self.object.bound[self.device] = self.driver.mapped[region]
 
@@ -360,16 +359,25 @@ def map_all(links: Links, devices: list[int], processes: list[str]) -> list[Any]
         except BaseException as error:
             results[rank] = error
 
-    run_all([lambda rank=rank: run(rank) for rank in range(len(devices))])
+    run_ranks(links, run)
     return results
 
 
-def run_all(jobs: list[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=job) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def run_ranks(links: Links, task: Callable[[int], None]) -> None:
+    """Let each rank do a task, all at once; raise the first error, for which no peer waits."""
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            task(rank)
+        except BaseException as error:
+            errors.append(error)
+            links.barrier.abort()
+
+    with ThreadPoolExecutor(links.world_size) as pool:
+        pool.map(run, range(links.world_size))
+    if errors:
+        raise errors[0]
 
 
 THREE = ["one", "two", "three"]  # three processes
