@@ -7,9 +7,8 @@
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -17,7 +16,6 @@ from unittest import mock
 from tests.support.fake_cuda import FakeCuda
 from tests.support.fake_ranks import (
     LIMIT_S,
-    Stream,
     all_known,
     heap_of_floats,
     looked_at,
@@ -28,53 +26,6 @@ from tests.support.fake_ranks import (
 )
 
 SECONDS = 0.05  # of a measurement
-SIDE = Stream().cuda_stream  # that of asynchronous calls
-
-
-def verbs(cuda: FakeCuda) -> None:
-    """C++ launches what Python would, without a Python function."""
-    import torch
-
-    def calls(comm: Any, dtype: torch.dtype) -> Iterator[Callable[[], Any]]:
-        some, half = torch.ones(16, dtype=dtype), torch.ones(8, dtype=dtype)
-        part, out = some[8 * comm.rank :][:8], torch.ones(16, dtype=dtype)
-        yield partial(comm.all_reduce, some)
-        yield partial(comm.all_reduce, some, out=out)
-        yield partial(comm.all_reduce, some[3:], op="max")
-        yield partial(comm.all_reduce, some.view(4, 4), timeout_s=2.5)
-        yield partial(comm.all_reduce, some, numerics="fast", algorithm="two_shot")
-        yield partial(comm.reduce, some, 0)
-        yield partial(comm.reduce, some, 1)
-        yield partial(comm.reduce, some, 0, out=out)
-        yield partial(comm.broadcast, some, 1)
-        yield partial(comm.reduce_scatter_tensor, half, some)
-        yield partial(comm.reduce_scatter_tensor, part, some)
-        yield partial(comm.all_gather_into_tensor, some, half)
-        yield partial(comm.all_gather_into_tensor, some, part)
-
-    with two_ranks(cuda) as me:
-        for dtype in (torch.float32, torch.bfloat16, torch.int64):
-            for call in calls(me.comm, dtype):
-                call()
-                me.comm.use_gpu(None)
-                me.gpu.use(5)
-                call()
-                by_python, before = cuda.launched(), cuda.launches()
-                me.comm.use_gpu(me.comm.device_group.known)
-                me.gpu.use(6)
-                with all_known():
-                    call()
-                assert cuda.launches() == before + 1
-                assert cuda.launched() == by_python | {"stream": 6}, call
-                with all_known():
-                    work = call(async_op=True)
-                assert cuda.launches() == before + 2
-                assert cuda.launched() == by_python | {"stream": SIDE}, call
-                me.comm.use_gpu(None)
-                assert [id(one) for one in call(async_op=True).result()] == [
-                    id(one) for one in work.result()
-                ], call
-                me.comm.use_gpu(me.comm.device_group.known)
 
 
 def program(cuda: FakeCuda) -> None:

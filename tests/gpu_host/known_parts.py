@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known calls with a part for each rank, and batches of sends, on a CUDA made of the CPU.
+"""Known calls of every verb, with a part for each rank, and batches, on a CUDA made of the CPU.
 
 `python -m tests.gpu_host.known_parts NAME [EXTENSION]` runs a function of this file.
 """
@@ -60,33 +60,69 @@ def calls_of(comm: Any, dtype: Any) -> Iterator[Callable[..., Any]]:
     yield partial(comm.scatter, half, src=1)
 
 
+def plain_calls_of(comm: Any, dtype: Any) -> Iterator[Callable[..., Any]]:
+    """Calls on rank 0 of two without parts, some of them in place."""
+    import torch
+
+    whole, out = (torch.ones(16, dtype=dtype) for _ in range(2))
+    half, part = torch.ones(8, dtype=dtype), whole[:8]
+    yield partial(comm.all_reduce, whole)
+    yield partial(comm.all_reduce, whole, out=out)
+    yield partial(comm.all_reduce, whole[3:], op="max")
+    yield partial(comm.all_reduce, whole.view(4, 4), timeout_s=2.5)
+    yield partial(comm.all_reduce, whole, numerics="fast", algorithm="two_shot")
+    yield partial(comm.reduce, whole, 0)
+    yield partial(comm.reduce, whole, 1)
+    yield partial(comm.reduce, whole, 0, out=out)
+    yield partial(comm.broadcast, whole, 1)
+    yield partial(comm.reduce_scatter_tensor, half, whole)
+    yield partial(comm.reduce_scatter_tensor, part, whole)
+    yield partial(comm.all_gather_into_tensor, whole, half)
+    yield partial(comm.all_gather_into_tensor, whole, part)
+
+
+def compare(
+    cuda: FakeCuda, me: Any, call: Callable[..., Any], num_launches: int = 1
+) -> tuple[int, int]:
+    """C++ launches what Python would, without a Python function.
+
+    Returns:
+        How many tensors an asynchronous call keeps for its stream, by Python and by C++.
+    """
+    call()
+    me.comm.use_gpu(None)
+    me.gpu.use(5)
+    call()
+    by_python, before = cuda.launched(), cuda.launches()
+    me.gpu.kept_for.clear()
+    results = [id(one) for one in call(async_op=True).result()]
+    num_kept = len(me.gpu.kept_for)
+    me.comm.use_gpu(me.comm.device_group.known)
+    me.gpu.use(6)
+    with all_known():
+        call()
+    assert cuda.launches() == before + 2 * num_launches
+    assert cuda.launched() == by_python | {"stream": 6}, call
+    me.gpu.kept_for.clear()
+    with all_known():
+        work = call(async_op=True)
+    assert cuda.launches() == before + 3 * num_launches
+    assert cuda.launched() == by_python | {"stream": SIDE}, call
+    assert [id(one) for one in work.result()] == results, call
+    return num_kept, len(me.gpu.kept_for)
+
+
 def verbs(cuda: FakeCuda) -> None:
-    """C++ launches what Python would, without a Python function."""
+    """Every verb on one tensor, and on parts."""
     import torch
 
     with two_ranks(cuda) as me:
         for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            for call in plain_calls_of(me.comm, dtype):
+                compare(cuda, me, call)  # Python keeps twice what it reduces in place
             for call in calls_of(me.comm, dtype):
-                call()
-                me.comm.use_gpu(None)
-                me.gpu.use(5)
-                call()
-                by_python, before = cuda.launched(), cuda.launches()
-                me.gpu.kept_for.clear()
-                results = [id(one) for one in call(async_op=True).result()]
-                kept_for = [*me.gpu.kept_for]
-                me.comm.use_gpu(me.comm.device_group.known)
-                me.gpu.use(6)
-                with all_known():
-                    call()
-                assert cuda.launches() == before + 2
-                assert cuda.launched() == by_python | {"stream": 6}, call
-                me.gpu.kept_for.clear()
-                with all_known():
-                    work = call(async_op=True)
-                assert cuda.launched() == by_python | {"stream": SIDE}, call
-                assert [id(one) for one in work.result()] == results, call
-                assert me.gpu.kept_for == kept_for, call
+                by_python, by_cpp = compare(cuda, me, call)
+                assert by_python == by_cpp, call
 
 
 def lists(cuda: FakeCuda) -> None:
@@ -106,31 +142,20 @@ def lists(cuda: FakeCuda) -> None:
             (partial(comm.reduce_scatter_tensor_coalesced, small, large), small),
             (partial(comm.all_gather_into_tensor_coalesced, large, small), large),
         ):
-            call()
-            me.gpu.use(5)
-            comm.use_gpu(None)
-            call()
-            by_python = cuda.launched()
-            comm.use_gpu(comm.device_group.known)
-            me.gpu.use(6)
-            versions, before = [one._version for one in outputs], cuda.launches()
+            _, num_kept = compare(cuda, me, call, len(outputs))
+            assert num_kept >= len(outputs), call
+            versions = [one._version for one in outputs]
             with all_known():
                 call()
-            assert cuda.launches() == before + len(outputs)
-            assert cuda.launched() == by_python | {"stream": 6}, call
             assert [one._version for one in outputs] == [version + 1 for version in versions]
-            me.gpu.kept_for.clear()
             cuda.done_in_streams()
             with all_known():
                 work = call(async_op=True)
                 assert work.wait()
-            assert cuda.launches() == before + 2 * len(outputs)
-            assert cuda.launched() == by_python | {"stream": SIDE}, call
             rows = [row[:2] for row in cuda.done_in_streams()]
             assert rows[:2] == [("record", 6), ("wait", SIDE)]
             assert rows[-2:] == [("record", SIDE), ("wait", 6)]
             assert [id(one) for one in work.result()] == [id(one) for one in outputs]
-            assert len(me.gpu.kept_for) >= len(outputs)
         before = cuda.launches()
         with noting() as found, raises(fastcoll.UsageError, "tensor 1 of the list"):
             comm.all_gather_into_tensor_coalesced(large, [small[0], torch.ones(3)])

@@ -17,9 +17,7 @@ _LIMIT_S = 400
 # module -> functions of it, each in a process of its own
 PROGRAMS = {
     "cuda_programs": ("contexts", "many_groups", "growing_heap"),
-    "known_calls": (
-        *("verbs", "program", "refusals", "carriers", "symmetric", "ends", "traced", "timing"),
-    ),
+    "known_calls": (*("program", "refusals", "carriers", "symmetric", "ends", "traced", "timing"),),
     "known_works": ("beside", "late", "captured", "broken", "messages"),
     "known_parts": (
         *("verbs", "lists", "program", "apart", "symmetric", "batches", "batches_by_python"),
