@@ -66,27 +66,7 @@ def make_watch(verdict_sequence: int) -> tuple[watch.Watch, Node]:
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_LONG_S", 0)
     monkeypatch.setattr(watch, "LOOK_EVERY_S", 0)
-
-
-def test_a_call_before_the_verdict_ends_by_its_transfer() -> None:
-    made, _ = make_watch(CALL + 1)
-    made.wait([Transfer(5)], Deadline(5))
-
-
-def test_a_call_before_the_verdict_ends_by_it_after_a_moment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(watch, "GRACE_S", 0.05)
-    made, _ = make_watch(CALL + 1)
-    with pytest.raises(AbortedError, match="the other node's"):
-        made.wait([Transfer(10**9)], Deadline(5))
-
-
-def test_a_verdict_of_this_call_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "GRACE_S", 10**9)
-    made, _ = make_watch(CALL)
-    with pytest.raises(AbortedError, match="the other node's"):
-        made.wait([Transfer(10**9)], Deadline(5))
+    monkeypatch.setattr(in_flight, "_LOOK_S", 0)
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -115,7 +95,11 @@ def test_a_timeout_leaves_an_earlier_calls_rank_a_moment_to_name_the_missing(
     assert [*error.ranks] == blamed
 
 
-# ---- messages, and calls on GPUs -----------------------------------------------------------------
+# ---- each kind of wait ---------------------------------------------------------------------------
+
+
+def call_over_nodes(made: watch.Watch, questions: int) -> None:
+    made.wait([Transfer(questions)], Deadline(5))
 
 
 def ends_of(made: watch.Watch) -> Any:
@@ -156,32 +140,22 @@ def call_on_gpus(made: watch.Watch, questions: int) -> None:
         time.sleep(0.001)
 
 
-WAITS: list[Callable[[watch.Watch, int], None]] = [
-    message_to_another_node,
-    message_in_the_node,
-    call_on_gpus,
-]
+Wait = Callable[[watch.Watch, int], None]
+every_wait = pytest.mark.parametrize(
+    "wait", [call_over_nodes, message_to_another_node, message_in_the_node, call_on_gpus]
+)
 
 
-@pytest.fixture
-def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_flight, "_LOOK_S", 0)
-
-
-@pytest.mark.usefixtures("_looks_at_once")
-@pytest.mark.parametrize("wait", WAITS)
-def test_a_wait_before_the_verdict_ends_by_its_transfer(
-    wait: Callable[[watch.Watch, int], None],
-) -> None:
+@every_wait
+def test_a_wait_before_the_verdict_ends_by_its_transfer(wait: Wait) -> None:
     made, node = make_watch(CALL + 1)
     wait(made, 300)
     assert not node.is_broken
 
 
-@pytest.mark.usefixtures("_looks_at_once")
-@pytest.mark.parametrize("wait", WAITS)
+@every_wait
 def test_a_wait_before_the_verdict_ends_by_it_after_a_moment(
-    wait: Callable[[watch.Watch, int], None], monkeypatch: pytest.MonkeyPatch
+    wait: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "GRACE_S", 0.05)
     made, _ = make_watch(CALL + 1)
@@ -189,10 +163,9 @@ def test_a_wait_before_the_verdict_ends_by_it_after_a_moment(
         wait(made, 10**9)
 
 
-@pytest.mark.usefixtures("_looks_at_once")
-@pytest.mark.parametrize("wait", WAITS)
+@every_wait
 def test_a_verdict_of_the_call_of_a_wait_ends_it_at_once(
-    wait: Callable[[watch.Watch, int], None], monkeypatch: pytest.MonkeyPatch
+    wait: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "GRACE_S", 10**9)
     made, _ = make_watch(CALL)
