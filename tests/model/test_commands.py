@@ -34,11 +34,7 @@ def test_a_ring_moves_before_your_eyes() -> None:
     ]
 
 
-def test_schedule_shows_steps_proof_and_time() -> None:
-    text = output("schedule", "ring", "--ranks", "4")
-    assert "+2 <3" in text
-    assert "proven: 80 steps, 24 signals" in text
-    assert "not rank order): block 0 = 1 + 2 + 3 + 0" in text
+def test_schedule_shows_what_is_pushed_and_switched() -> None:
     pushed = output("schedule", "tree", "--verb", "broadcast", "--ranks", "4", "--root", "1")
     assert "0 >3" in pushed
     switched = output("schedule", "multimem", "--topology", "hgx-h100", "--ranks", "8")
@@ -57,7 +53,6 @@ def test_schedule_draws(suffix: str, tmp_path: Path) -> None:
 
 def test_explain_names_the_choice_and_every_refusal() -> None:
     text = output("explain", "all_reduce", "1M", "--topology", "hgx-h100")
-    assert "choice: two_shot" in text
     assert "does not add in rank order" in text
     arguments = ("--topology", "hgx-h100", "--ranks", "16", "--network", "ndr-rail", "--json", "-")
     found = json.loads(output("explain", "all_gather", "1M", *arguments))
