@@ -4,7 +4,6 @@
 Decides nothing about the library: the library is never imported here.
 """
 
-import struct
 import time
 
 import numpy as np
@@ -57,32 +56,10 @@ def test_narrow_formats_round_once_not_at_every_step() -> None:
     assert reduce_words("bfloat16", "SUM", 0x4380, 0x3F80, 0x3F80) == [0x4381]
 
 
-def test_ties_go_to_even() -> None:
-    # float16, one unit is 2 at 2048: 2049 -> 2048, 2051 -> 2052.
-    assert reduce_words("float16", "SUM", 0x6800, 0x3C00) == [0x6800]
-    assert reduce_words("float16", "SUM", 0x6801, 0x3C00) == [0x6802]
-    # e4m3fn: 16 + 1 = 17 -> 16 (even mantissa), 18 + 1 = 19 -> 20.
-    one, sixteen, eighteen, twenty = 0x38, 0x58, 0x59, 0x5A
-    e4m3 = "float8_e4m3fn"
-    assert reduce_words(e4m3, "SUM", sixteen, one) == [sixteen]
-    assert reduce_words(e4m3, "SUM", eighteen, one) == [twenty]
-    # e5m2: 8 + 1 = 9 -> 8, 10 + 1 = 11 -> 12.
-    e5m2 = "float8_e5m2"
-    assert reduce_words(e5m2, "SUM", 0x48, 0x3C) == [0x48]
-    assert reduce_words(e5m2, "SUM", 0x49, 0x3C) == [0x4A]
-
-
 def test_overflow() -> None:
-    def double(dtype: str, word: int) -> list[int]:
-        return reduce_words(dtype, "SUM", word, word)
-
-    assert double("float8_e4m3fn", 0x7E) == [0x7E]  # 448 + 448 saturates
-    assert double("float8_e4m3fn", 0xFE) == [0xFE]
-    assert double("float8_e5m2", 0x7B) == [0x7C]  # 57344 + 57344 is infinite
-    assert double("float8_e5m2", 0xFB) == [0xFC]
-    assert double("float16", 0x7BFF) == [0x7C00]
-    assert double("bfloat16", 0x7F7F) == [0x7F80]
-    assert double("float32", 0xFF7FFFFF) == [0xFF800000]
+    """Where torch, to which the roundings are compared below, does otherwise or says nothing."""
+    assert reduce_words("float8_e4m3fn", "SUM", 0x7E, 0x7E) == [0x7E]  # 448 + 448 saturates
+    assert reduce_words("float8_e4m3fn", "SUM", 0xFE, 0xFE) == [0xFE]
     # An infinite accumulator saturates too: 448 to the 16th exceeds float32.
     assert reduce_words("float8_e4m3fn", "PRODUCT", *[0x7E] * 16) == [0x7E]
     # The largest value that still rounds down: 65504 + 15 < 65520 <= 65504 + 16.
@@ -96,9 +73,6 @@ def test_subnormals_are_kept() -> None:
         assert reduce_words(dtype, "SUM", 1, 1) == [2]
         assert reduce_words(dtype, "MIN", 1, 1) == [1]
     assert reduce_words("float32", "AVG", 1, 2) == [2]  # 1.5 units tie to even
-    # Below the least subnormal of float16: 2^-24 / 2 ties to zero, 3 * 2^-24 / 2 to 2 units.
-    assert reduce_words("float16", "AVG", 1, 0) == [0]
-    assert reduce_words("float16", "AVG", 1, 2) == [2]
     # The sum of subnormals may be the least normal number.
     assert reduce_words("float16", "SUM", 0x3FF, 1) == [0x400]
 
@@ -244,21 +218,6 @@ def test_inputs_are_never_changed_or_returned() -> None:
             result = oracle.reduce([first], dtype, op, 1)
             result[:] = 0
             assert np.array_equal(first, kept)
-
-
-def test_a_sum_in_struct_arithmetic() -> None:
-    """One random sum worked out with Python's own floats, each step rounded by struct."""
-    rng = np.random.default_rng(3)
-    columns = [rng.standard_normal(50).astype(np.float32) for _ in range(5)]
-    expected = []
-    for row in zip(*columns, strict=True):
-        total = float(row[0])
-        for value in row[1:]:
-            # The double sum of two float32 is exact or rounds innocuously.
-            total = struct.unpack("f", struct.pack("f", total + float(value)))[0]
-        expected.append(struct.unpack("I", struct.pack("f", total))[0])
-    words = [column.view(np.uint32) for column in columns]
-    assert reduce_columns("float32", "SUM", *words) == expected
 
 
 @pytest.mark.slow
