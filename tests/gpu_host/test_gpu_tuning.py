@@ -362,19 +362,14 @@ def test_a_group_chooses_by_the_table_or_says_why_not(own_pools: Pools) -> None:
 # ---- the command ---------------------------------------------------------------------------------
 
 
-def test_without_a_gpu_the_command_says_so_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torch_without_gpus_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(gpu, "problem", lambda: "no CUDA device can be used: none is there")
+    monkeypatch.setattr(gpu, "problem", lambda: "")
     out = tmp_path / "table.json"
     result = CliRunner().invoke(app, ["tune", "--device", "cuda", "--out", str(out)])
     assert result.exit_code == ExitCode.MISSING
-    assert "GPUs can't be measured: no CUDA device can be used" in " ".join(result.output.split())
-    assert not out.exists()
-    monkeypatch.setattr(gpu, "problem", lambda: "")
-    result = CliRunner().invoke(app, ["tune", "--device", "cuda", "--out", str(out)])
     assert "torch sees no CUDA device" in result.output
+    assert not out.exists()
 
 
 @needs_gpu_part

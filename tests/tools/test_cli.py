@@ -123,6 +123,8 @@ def test_doctor_goes_on_when_a_probe_fails(monkeypatch: pytest.MonkeyPatch) -> N
     [
         (["bench", "all_reduce", "--vs", "nccl"], "it needs --device cuda"),
         (["bench", "all_reduce", "--vs", "goo"], "did you mean gloo?"),
+        (["bench", "all_reduce", "--device", "cuda", "--vs", "gloo"], "nccl"),
+        (["bench", "all_reduce", "--device", "cuda", "--level", "c"], "compiled loop"),
         (["bench", "all_reduce", "--sizes", "8:4:2"], "--sizes"),
         (["bench", "all_reduce", "--sizes", "8:16:x"], "factor"),
         (["bench", "all_reduce", "--window-us", "nan"], "--window-us"),

@@ -108,13 +108,6 @@ def test_json_goes_to_stdout_alone_or_to_a_file(command: str, tmp_path: Path) ->
     assert (told.exit_code, written.exit_code) in ((0, 0), (1, 1))
 
 
-def test_a_topologys_json_is_a_topology(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    assert runner.invoke(app, ["topo", "hgx-h100", "--json", str(path)]).exit_code == 0
-    again = runner.invoke(app, ["explain", "all_reduce", "1M", "--topology", str(path)])
-    assert again.exit_code == 0, again.output
-
-
 def test_a_schedules_json_has_its_moves() -> None:
     result = runner.invoke(app, ["schedule", "ring", "--ranks", "3", "--json", "-"])
     told = json.loads(result.stdout)
@@ -147,6 +140,7 @@ def test_missing_gpu_support_has_one_code(
     monkeypatch.setattr(gpu, "problem", lambda: "built without GPU support")
     result = runner.invoke(app, command.split())
     assert (result.exit_code, "without GPU support" in result.output) == (3, True), result.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def doctor(monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
@@ -161,19 +155,12 @@ def test_doctor_ends_well_where_all_is_well(monkeypatch: pytest.MonkeyPatch) -> 
     assert doctor(monkeypatch)[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [(env.TIMEOUT_S.name, "soon"), ("FASTCOLL_" + "TIMEOT_S", "3"), (env.TUNING.name, "/no/file")],
-)
-def test_doctor_fails_for_what_is_wrong(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, value)
+def test_doctor_fails_for_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(env.TUNING.name, "/no/file")
     code, output = doctor(monkeypatch)
     assert code == 1
-    named = "tuning table" if name == env.TUNING.name else name
-    assert tuning.find().is_refusal == (name == env.TUNING.name)
-    assert re.search(rf"error: not right: .*{named}", output)
+    assert tuning.find().is_refusal
+    assert re.search(r"error: not right: .*tuning table", output)
 
 
 def test_the_version_is_told() -> None:
