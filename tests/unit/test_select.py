@@ -2,6 +2,7 @@
 """The choice of an algorithm: a pure function of what all ranks know to be equal."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,14 @@ from fastcoll.types import (
 
 ROOTED = (Verb.broadcast, Verb.gather, Verb.scatter, Verb.reduce)
 PASSES_ON = ("ring", "chain")
+
+
+def plain_request(verb: Verb, numel: int, world_size: int = 2, **fields: Any) -> Request:
+    """A call on float32 numbers, of ranks that have a CPU each."""
+    plain = Request(
+        *(verb, DType.float32, Op.SUM, numel, 0, world_size, "auto", "same_bits", world_size)
+    )
+    return dataclasses.replace(plain, **fields)
 
 
 @st.composite
@@ -88,10 +97,9 @@ def test_what_is_planned_alike_differs_in_its_size_alone(request: Request, share
 
 
 def test_sizes_are_cut_without_gaps_and_at_powers_of_two() -> None:
-    request = Request(Verb.all_reduce, DType.float32, Op.SUM, 0, 0, 2, "auto", "same_bits", 2)
     numel, cuts = 0, []
     while numel < 1 << 30:
-        least, most = select(dataclasses.replace(request, numel=numel), algorithms.ALL).numels
+        least, most = select(plain_request(Verb.all_reduce, numel), algorithms.ALL).numels
         assert least == numel
         cuts.append(most)
         numel = most + 1
@@ -100,24 +108,21 @@ def test_sizes_are_cut_without_gaps_and_at_powers_of_two() -> None:
 
 
 def test_messages_are_planned_alike_however_they_are_cut() -> None:
-    gathers = Request(Verb.all_gather, DType.float32, Op.SUM, 0, 0, 2, "auto", "same_bits", 2)
     uneven, lists = ([3, 4], [4, 3], [9, 9, 9]), ([3, 4], [1] * 7, [40_000])
     kinds = [
-        (gathers, [_C.uneven_splits(sizes) for sizes in uneven]),
+        (Verb.all_gather, [_C.uneven_splits(sizes) for sizes in uneven]),
         (
-            dataclasses.replace(gathers, verb=Verb.all_reduce),
+            Verb.all_reduce,
             [_C.list_splits([(int(DType.float32), n) for n in sizes], 0) for sizes in lists],
         ),
     ]
-    for request, splits in kinds:
+    for verb, splits in kinds:
         assert len({0, COUNTED, *splits}) == 5
         for single_copy in ("never", "auto", "always"):
             for numel in (7, 1000, 300_000, 30_000_000):
                 plans = set()
                 for one in splits:
-                    asked = dataclasses.replace(
-                        request, numel=numel, splits=one, single_copy=single_copy
-                    )
+                    asked = plain_request(verb, numel, splits=one, single_copy=single_copy)
                     plan = select(asked, algorithms.ALL).plan
                     assert plan.splits == one
                     plans.add(dataclasses.replace(plan, splits=0))
@@ -151,14 +156,12 @@ def test_what_is_asked_for_is_taken_or_refused(request: Request, name: str) -> N
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    request = Request(Verb.all_reduce, DType.float32, Op.SUM, 5, 0, 2, "magic", "same_bits", 2)
     with pytest.raises(UsageError, match=r"magic.*one_shot.*two_shot.*ring.*chain"):
-        select(request, algorithms.ALL)
+        select(plain_request(Verb.all_reduce, 5, algorithm="magic"), algorithms.ALL)
 
 
 def test_the_reasons_name_every_candidate() -> None:
-    request = Request(Verb.all_reduce, DType.float32, Op.SUM, 5, 0, 2, "auto", "same_bits", 2)
-    reasons = select(request, algorithms.ALL).reasons
+    reasons = select(plain_request(Verb.all_reduce, 5), algorithms.ALL).reasons
     assert set(reasons) == {algorithm.name for algorithm in algorithms.ALL}
     assert "chain" in reasons["ring"]
     assert "us" in reasons["one_shot"]
@@ -166,10 +169,9 @@ def test_the_reasons_name_every_candidate() -> None:
 
 def test_the_root_of_a_large_reduce_is_helped() -> None:
     """As measured: one_shot to half a segment, where the others stage; then two_shot."""
-    for num_bytes in (8 << 10, 32 << 10):
-        assert reduced_by(num_bytes) == "one_shot"
-    for num_bytes in (128 << 10, 512 << 10, 2 << 20, 16 << 20):
-        assert reduced_by(num_bytes) == "two_shot"
+    for num_kib in (8, 32, 128, 512, 2 << 10, 16 << 10):
+        chosen = select(plain_request(Verb.reduce, num_kib << 8), algorithms.ALL).plan.algorithm
+        assert chosen.name == ("one_shot" if num_kib <= 32 else "two_shot")
 
 
 @pytest.mark.parametrize(
@@ -188,30 +190,19 @@ def test_the_root_of_a_large_reduce_is_helped() -> None:
 def test_a_part_that_goes_one_way_has_small_segments(
     verb: Verb, world: int, part_bytes: int, segment_bytes: int
 ) -> None:
-    numel = part_bytes // 4
-    request = Request(*(verb, DType.float32, Op.SUM, numel, 0, world, "auto", "same_bits", world))
+    request = plain_request(verb, part_bytes // 4, world)
     assert select(request, algorithms.ALL).plan.segment_bytes == segment_bytes
 
 
 @pytest.mark.parametrize("verb", [verb for verb in Verb if verb is not Verb.barrier])
 def test_a_small_message_travels_with_its_flags(verb: Verb) -> None:
     for numel, is_small in ((2, True), (INLINE_BYTES, False)):
-        request = Request(verb, DType.float32, Op.SUM, numel, 0, 2, "auto", "same_bits", 2)
-        assert select(request, algorithms.ALL).plan.inline == is_small
-
-
-def reduced_by(num_bytes: int) -> str:
-    request = Request(
-        *(Verb.reduce, DType.float32, Op.SUM, num_bytes // 4, 0, 2, "auto", "same_bits", 2)
-    )
-    return select(request, algorithms.ALL).plan.algorithm.name
+        assert select(plain_request(verb, numel), algorithms.ALL).plan.inline == is_small
 
 
 def moved_by(verb: Verb, num_bytes: int, vendor: str, world: int = 2, **options: Any) -> str:
-    request = Request(
-        *(verb, DType.uint8, Op.SUM, num_bytes, 0, world, "auto", "same_bits"),
-        **{"num_cpus": 2, "single_copy": "auto", "cpu_vendor": vendor, **options},
-    )
+    fields = {"dtype": DType.uint8, "num_cpus": 2, "single_copy": "auto", "cpu_vendor": vendor}
+    request = plain_request(verb, num_bytes, world, **fields | options)
     return select(request, algorithms.ALL).plan.algorithm.name
 
 
@@ -258,11 +249,9 @@ def test_what_moves_most_bytes_loses_once_and_for_all(
     world: int, num_cpus: int, numerics: Numerics
 ) -> None:
     """one_shot has the fewest synchronisations and moves the most: it is for small messages."""
-    base = Request(Verb.all_reduce, DType.float32, Op.SUM, 1, 0, world, "auto", numerics, num_cpus)
-    chosen = [
-        select(dataclasses.replace(base, numel=1 << k), algorithms.ALL).plan.algorithm
-        for k in range(31)
-    ]
+    request = partial(plain_request, Verb.all_reduce, numerics=numerics, num_cpus=num_cpus)
+    plans = [select(request(1 << k, world), algorithms.ALL).plan for k in range(31)]
+    chosen = [plan.algorithm for plan in plans]
     num_small = chosen.count(Algorithm.one_shot)
     assert num_small > 0
     assert num_small < len(chosen) or world == 2  # of two ranks both move as much
@@ -270,19 +259,7 @@ def test_what_moves_most_bytes_loses_once_and_for_all(
 
 
 def estimated_on_gpus(verb: Verb, ranks: int, ranks_per_gpu: int = 1) -> float:
-    request = Request(
-        verb=verb,
-        dtype=DType.float32,
-        op=Op.SUM,
-        numel=1 << 20,
-        root=0,
-        world_size=ranks,
-        algorithm="auto",
-        numerics="same_bits",
-        num_cpus=ranks,
-        num_channels=32,
-        ranks_per_gpu=ranks_per_gpu,
-    )
+    request = plain_request(verb, 1 << 20, ranks, num_channels=32, ranks_per_gpu=ranks_per_gpu)
     return algorithms.direct.estimate_us(request)
 
 

@@ -30,10 +30,10 @@ from fastcoll.measure.rounds import Outcome
 from fastcoll.measure.timer import rounds_interval
 from fastcoll.measure.tune import make_document, write_table
 from fastcoll.measure.variants import VERBS, Points, Variant, request_of, variants_of
-from fastcoll.types import Algorithm, DType, Op, Request, Verb
+from fastcoll.types import Algorithm, Request, Verb
 from tests.gpu_host import gpu_rows
 from tests.support.damage import damaged
-from tests.unit.test_select import requests
+from tests.unit.test_select import plain_request, requests
 
 COSTS = Costs(0.5, 1 / 40e3, 1 / 10e3, 1 / 30e3, 5.0)
 
@@ -68,11 +68,7 @@ def document(rows: list[dict[str, Any]] = ROWS) -> dict[str, Any]:
 
 
 def request(size_bytes: int, **fields: Any) -> Request:
-    numel = size_bytes // 4
-    plain = Request(
-        Verb.all_reduce, DType.float32, Op.SUM, numel, 0, 2, "auto", "same_bits", num_cpus=2
-    )
-    return replace(plain, **fields)
+    return replace(plain_request(Verb.all_reduce, size_bytes // 4), **fields)
 
 
 def test_the_table_decides_where_it_knows_and_the_model_elsewhere() -> None:
