@@ -11,7 +11,7 @@ import pytest
 
 from fastcoll_model.builders import build, chain_of_sockets
 from fastcoll_model.builders.sockets import NAME, Chain, halves, runs_of
-from fastcoll_model.checker import ScheduleError, check
+from fastcoll_model.checker import check
 from fastcoll_model.crossings import Crossings, crossings
 from fastcoll_model.errors import ModelError
 from fastcoll_model.explain import compare, priced
@@ -20,7 +20,7 @@ from fastcoll_model.machines.described import describe
 from fastcoll_model.machines.local import Core, Local
 from fastcoll_model.machines.machine import Machine, load_machine, machine_of
 from fastcoll_model.machines.sockets import made_up, sockets_of
-from fastcoll_model.schedule import Copy, Program, Schedule, Signal, Span, Wait
+from fastcoll_model.schedule import Copy, Schedule, Signal, Span, Wait
 from fastcoll_model.simulator import simulate
 
 pytestmark = pytest.mark.proof("python/fastcoll_model")
@@ -88,14 +88,6 @@ def test_the_chain_loads_each_wire_once() -> None:
     assert found.reads == found.lines == there | back
 
 
-def test_four_ranks_on_two_sockets_by_hand() -> None:
-    found = crossings(build("all_reduce", "one_shot", 4), [0, 0, 1, 1])
-    assert (found.all_reads, found.all_lines) == (8, 4)
-    found = crossings(build("all_reduce", "two_shot", 4), [0, 0, 1, 1])
-    assert (found.all_reads, found.all_lines) == (4, 3)
-    assert crossings(build("all_reduce", "two_shot", 4), [0] * 4) == Crossings({}, {})
-
-
 @pytest.mark.parametrize(("writes", "lines"), [(1, 1), (2, 2)])
 def test_a_block_that_is_written_again_crosses_again(writes: int, lines: int) -> None:
     """Rank 1 reads a block of rank 0 twice; the cache has it, unless rank 0 wrote in between."""
@@ -111,6 +103,7 @@ def test_a_block_that_is_written_again_crosses_again(writes: int, lines: int) ->
 
 
 def test_only_sockets_of_all_ranks_can_be_counted() -> None:
+    assert crossings(build("all_reduce", "two_shot", 4), [0] * 4) == Crossings({}, {})
     with pytest.raises(ModelError, match="4 ranks, and the sockets of 3"):
         crossings(build("all_reduce", "two_shot", 4), [0, 0, 1])
     with pytest.raises(ModelError, match="switch"):
@@ -173,18 +166,6 @@ def test_runs_are_consecutive_ranks_of_a_socket() -> None:
     assert [halves(n) for n in (1, 2, 5)] == [[0], [0, 1], [0, 0, 0, 1, 1]]
 
 
-def test_a_chain_that_does_not_wait_for_its_sum_is_refused() -> None:
-    """Plant the bug: the second socket goes on without the first one's sums."""
-    right = build("all_reduce", "socket_chain", 4)
-
-    def hasty(rank: int, channel: int) -> Program:
-        crosses = {2: 0, 3: 1}.get(rank)
-        return (s for s in right.program(rank, channel) if s != Wait(crosses or -1))
-
-    with pytest.raises(ScheduleError, match=r"no signal orders|before it is written"):
-        check(Schedule("all_reduce", "hasty", 4, right.num_blocks, hasty))
-
-
 def test_the_owner_of_a_block_and_its_blocks_agree() -> None:
     for runs in (runs_of(halves(7)), runs_of([0, 0, 0, 1, 1, 0, 0, 0])):
         for at, run in enumerate(runs):
@@ -200,14 +181,9 @@ def test_the_owner_of_a_block_and_its_blocks_agree() -> None:
 
 
 def test_the_chain_is_chosen_where_sockets_and_ranks_agree() -> None:
-    """The plan: by price. On one socket, and on ranks that are dealt out, two_shot stays."""
+    """By price, on one socket never. docs/sockets.md has the price where ranks are dealt out."""
     size = 4 << 20
     assert compare("all_reduce", Cluster(made_up(2, 8)), 16, size).best.algorithm == NAME
-    dealt = Cluster(made_up(2, 8, "dealt"))
-    two_shot, chain = (priced("all_reduce", one, dealt, 16, size) for one in ("two_shot", NAME))
-    assert chain.time_us is not None
-    assert two_shot.time_us is not None
-    assert chain.time_us > 2 * two_shot.time_us
     on_one = compare("all_reduce", Cluster(load_machine("cpu-2s")), 4, size)
     reasons = {one.algorithm: (one.time_us, one.reason) for one in on_one.candidates}
     assert reasons[NAME] == (None, "there is one socket only")
