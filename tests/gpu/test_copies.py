@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fastcoll.choose.algorithms.copy_engine import LEAST_BYTES
-from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.errors import UsageError
 from fastcoll.gpu.copies import WAVE_BYTES
 from fastcoll.measure.gpu_ranks import GpuRank, GpuRanks, capture
 from tests.gpu.test_failures import miss
@@ -84,12 +84,3 @@ def test_a_rank_that_does_not_come_is_named_and_leaves_nan(fresh_threads: Fresh)
     [text, ranks, _, all_nan, _], _ = fresh_threads(2, 2.0).run(miss, 1, NUMEL, "copy_engine")
     assert ranks == (1,), text
     assert all_nan
-
-
-def small(me: GpuRank) -> None:
-    with pytest.raises(UnsupportedError, match="copy_engine is for"):
-        me.comm.all_reduce(torch.ones(9, device=me.device), algorithm="copy_engine")
-
-
-def test_small_messages_are_refused(threads: Threads) -> None:
-    threads(2).run(small)

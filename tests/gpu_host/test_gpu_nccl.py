@@ -18,6 +18,7 @@ from fastcoll.errors import UnsupportedError
 from fastcoll.machine import gpu
 from fastcoll.types import Algorithm, DType, Op, Verb, nccl_adds
 from tests.gpu_host.gpu_rows import request
+from tests.gpu_host.test_gpu_host import agree_terms, hello
 from tests.support import oracle
 from tests.support.calls import Call, expected
 from tests.support.gpu import needs_gpu_part
@@ -72,13 +73,8 @@ def test_nccl_adds_itself_only_where_its_order_and_its_numbers_are_ours(dtype: D
 
 
 def missing_nccl(*names: str, gpus: str = "ab") -> str:
-    from fastcoll.gpu.terms import DeviceHello, agree_terms
-
-    hellos = [
-        DeviceHello("", 0, uuid, "p", "1", True, 1, 100, 0, 0, name)
-        for uuid, name in zip(gpus, names, strict=True)
-    ]
-    return agree_terms(hellos, lambda *_: 4096).no_nccl
+    hellos = [hello(uuid, nccl=name) for uuid, name in zip(gpus, names, strict=True)]
+    return agree_terms(hellos).no_nccl
 
 
 def test_all_ranks_agree_whether_nccl_can_be_had() -> None:

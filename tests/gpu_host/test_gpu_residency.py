@@ -11,7 +11,6 @@ from functools import cache
 
 import pytest
 
-from fastcoll.errors import UnsupportedError
 from fastcoll.gpu.residency import Blocks, Residency
 from tests.gpu_host.test_gpu_host import agree_terms, hello
 from tests.support.gpu import needs_gpu_part
@@ -118,11 +117,8 @@ def test_a_wish_is_kept_as_far_as_blocks_go() -> None:
 
 
 @needs_gpu_part
-def test_beyond_the_blocks_the_numbers_are_told() -> None:
-    three = [hello(free_blocks=2, shared_blocks=2, capacity=132)] * 3
-    with pytest.raises(UnsupportedError, match=r"3 ranks on GPU a .* 132 blocks 2 are free"):
-        agree_terms(three)
-    assert not agree_terms(three[:2]).shares, "ranks of one GPU run at the same time"
+def test_ranks_of_one_gpu_do_not_share_as_they_run_at_the_same_time() -> None:
+    assert not agree_terms([hello(free_blocks=2, shared_blocks=2, capacity=132)] * 2).shares
 
 
 # ---- the rule, explored --------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from tests.gpu_host.gpu_rows import (
     part,
     row_request,
 )
+from tests.gpu_host.test_gpu_host import agree_terms, hello
 from tests.support.gpu import needs_gpu_part
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -113,11 +114,6 @@ def test_the_driver_tells_its_version_and_all_gpus_of_the_machine(
 
 @needs_gpu_part
 def test_all_ranks_use_it_or_none() -> None:
-    from fastcoll.gpu.terms import DeviceHello, agree_terms
-
-    hellos = [
-        DeviceHello("", 0, uuid, "p", "1", True, 1, 100, 0, 0, "2.27.5", problem)
-        for uuid, problem in (("a", ""), ("b", "another driver"))
-    ]
-    assert agree_terms(hellos, lambda *_: 4096).no_table == "rank 1: another driver"
-    assert agree_terms(hellos[:1] * 2, lambda *_: 4096).no_table == ""
+    other = hello("b", no_table="another driver")
+    assert agree_terms([hello("a"), other]).no_table == "rank 1: another driver"
+    assert agree_terms([hello("a"), hello("b")]).no_table == ""
