@@ -152,9 +152,11 @@ def test_every_size(pools: Pools, world: int, verb: str) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
 def test_more_large_sizes(pools: Pools, world: int) -> None:
+    # Of about as many bytes at each number of ranks.
+    large, huge = 200 // world, 66 // world
     for verb in REDUCTIONS:
-        check(pools(world), some(calls_of(verb, world, [16_385, 65_537]), 100, 1), batch=8)
-        check(pools(world), some(calls_of(verb, world, [131_071, HUGE_SIZE]), 33, 2), batch=2)
+        check(pools(world), some(calls_of(verb, world, [16_385, 65_537]), large, 1), batch=8)
+        check(pools(world), some(calls_of(verb, world, [131_071, HUGE_SIZE]), huge, 2), batch=2)
     for verb in MOVES:
         check(pools(world), calls_of(verb, world, [HUGE_SIZE // world]), batch=2)
 
