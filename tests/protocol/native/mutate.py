@@ -179,50 +179,28 @@ class Killer:
                 self.kills[check.name] += 1
 
 
-@dataclass(frozen=True)
-class Allowed:
-    """The mutations that may survive.
-
-    Attributes:
-        listed: The section, "equivalent" or "open", of every mutation that is listed.
-        unsettled: Files with survivors that no developer has read yet: all count as open.
-    """
-
-    listed: dict[str, str]
-    unsettled: frozenset[str]
-
-    def section(self, mutation: Mutation) -> str | None:
-        default = "open" if mutation.file in self.unsettled else None
-        return self.listed.get(mutation.key, default)
-
-    def proves(self, mutation: Mutation) -> bool:
-        return self.section(mutation) == "equivalent"
-
-
-def read_survivors(path: Path = SURVIVORS) -> Allowed:
-    with path.open("rb") as file:
-        sections = tomllib.load(file)
-    unsettled = frozenset(sections.pop("unsettled"))
-    listed = {
+def read_survivors() -> dict[str, str]:
+    """Return the section, "equivalent" or "open", of every mutation that may survive."""
+    sections = tomllib.loads(SURVIVORS.read_text())
+    return {
         key: section
         for section, entries in sections.items()
-        for entry in entries
-        for key in entry["mutations"]
+        for keys in entries.values()
+        for key in keys
     }
-    return Allowed(listed, unsettled)
 
 
 def findings(
-    seen: dict[Mutation, str | None], mutations: list[Mutation], allowed: Allowed
+    seen: dict[Mutation, str | None], mutations: list[Mutation], allowed: dict[str, str]
 ) -> list[str]:
     """Return where the run and the list of survivors differ."""
     found = []
     for mutation, by in seen.items():
-        if by is None and allowed.section(mutation) is None:
+        if by is None and mutation.key not in allowed:
             found.append(f"{mutation.key}: survived, and is not in {SURVIVORS.name}")
-        if by is not None and mutation.key in allowed.listed:
+        if by is not None and mutation.key in allowed:
             found.append(f"{mutation.key}: is killed; take it out of {SURVIVORS.name}")
-    for key in sorted(allowed.listed.keys() - {mutation.key for mutation in mutations}):
+    for key in sorted(allowed.keys() - {mutation.key for mutation in mutations}):
         found.append(f"{key}: is no more; take it out of {SURVIVORS.name}")
     return found
 
@@ -236,6 +214,13 @@ def chosen(
     if only:
         picked.sort(key=lambda pair: only.index(pair[1].file))
     return picked[index::count]
+
+
+def without_proven(
+    picked: Iterable[tuple[int, Mutation]], allowed: dict[str, str]
+) -> list[tuple[int, Mutation]]:
+    """Leave out the mutations that are proven equivalent."""
+    return [pair for pair in picked if allowed.get(pair[1].key) != "equivalent"]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -323,7 +308,7 @@ def main() -> int:
         quick = [case for case in passing_cases() if is_quick(case)]
         killer = Killer(checks_of(quick, compiler, folder))
         seen = dict(run_round(picked, killer, results, end, arguments.jobs))
-        due = [pair for pair in picked if arguments.doubt or not allowed.proves(pair[1])]
+        due = without_proven(picked, {} if arguments.doubt else allowed)
         for _, mutation in due:
             seen.pop(mutation, None)
         slow = [case for case in passing_cases() if not is_quick(case)]
@@ -333,7 +318,7 @@ def main() -> int:
     found = findings(seen, mutations, allowed)
     for text in found:
         print(f"FINDING: {text}")
-    sections = [allowed.section(mutation) for mutation, by in seen.items() if by is None]
+    sections = [allowed.get(mutation.key) for mutation, by in seen.items() if by is None]
     print(
         f"{len(mutations)} mutations, {len(seen)} of them run: {len(seen) - len(sections)} killed, "
         f"{sections.count('equivalent')} proven equivalent, {sections.count('open')} not yet killed"
