@@ -12,6 +12,15 @@ struct Choice {
   Verb verb;
   bool ll;
 };
+inline Step step_of(const Choice& choice, int world) {
+  Step step;
+  step.algorithm = choice.algorithm;
+  step.verb = choice.verb;
+  step.ll = choice.ll;
+  step.places.resize(size_t(world));
+  return step;
+}
+
 constexpr Choice kChoices[] = {
     {Algorithm::one_shot, Verb::all_reduce, true},
     {Algorithm::one_shot, Verb::all_reduce, false},
@@ -53,41 +62,32 @@ KernelFn kernel_of_switch(const Step& step) {
   return step.reduces() ? multimem<P, kDType> : switch_moving_kernel<P>(step.verb, step.ll);
 }
 
+// The kernel that `make` has for a type, null if the type is none of kDTypes.
+template <DType... kDTypes, class Make>
+auto kernel_for(DType dtype, const Make& make) {
+  auto found = make.template operator()<DType::float32>();
+  found = nullptr;
+  const auto try_one = [&](DType type, auto kernel) {
+    if (type == dtype) found = kernel;
+  };
+  (try_one(kDTypes, make.template operator()<kDTypes>()), ...);
+  return found;
+}
+
 template <class P>
 KernelFn kernel_of(const Step& step) {
-  switch (kernel_dtype(step.dtype)) {
-    case DType::float32:
-      return kernel_of_type<P, DType::float32>(step);
-    default:
-      break;
-  }
+  using enum DType;
+  const DType dtype = kernel_dtype(step.dtype);
+  const auto of_type = [&]<DType kDType> { return kernel_of_type<P, kDType>(step); };
   if constexpr (std::is_same_v<P, Protocol>) {
-    switch (kernel_dtype(step.dtype)) {
-      case DType::bfloat16:
-        return kernel_of_switch<P, DType::bfloat16>(step);
-      case DType::int32:
-        return kernel_of_switch<P, DType::int32>(step);
-      case DType::uint32:
-        return kernel_of_switch<P, DType::uint32>(step);
-      case DType::int64:
-        return kernel_of_switch<P, DType::int64>(step);
-      case DType::uint64:
-        return kernel_of_switch<P, DType::uint64>(step);
-      case DType::float64:
-        return kernel_of_type<P, DType::float64>(step);
-      case DType::float16:
-        return kernel_of_type<P, DType::float16>(step);
-      case DType::float8_e4m3fn:
-        return kernel_of_type<P, DType::float8_e4m3fn>(step);
-      case DType::int16:
-        return kernel_of_type<P, DType::int16>(step);
-      case DType::boolean:
-        return kernel_of_type<P, DType::boolean>(step);
-      default:
-        break;
-    }
+    const auto of_switch = [&]<DType kDType> { return kernel_of_switch<P, kDType>(step); };
+    const KernelFn kernel =
+        kernel_for<float32, float64, float16, float8_e4m3fn, int16, boolean>(dtype, of_type);
+    if (kernel != nullptr) return kernel;
+    return kernel_for<bfloat16, int32, uint32, int64, uint64>(dtype, of_switch);
+  } else {
+    return kernel_for<float32>(dtype, of_type);
   }
-  return nullptr;
 }
 
 constexpr DType kDTypes[] = {DType::float32,       DType::float64, DType::float16,
@@ -118,14 +118,14 @@ inline void take_real_shape(Random& random, Step& step, int world) {
 
 // Half of the time all equal, which is then known without counts. An all_gather gives every rank
 // the same.
-inline void draw_splits(Random& random, Step& step, int world) {
+inline void draw_splits(Random& random, Step& step) {
   step.even = step.ll || step.algorithm == Algorithm::multimem || pick(random, 2) == 0;
-  step.splits.assign(size_t(world), std::vector<uint64_t>(size_t(world), step.numel));
+  step.splits = even_splits(step);
   if (step.even) return;
   for (auto& row : step.splits) {
     for (uint64_t& count : row)
       if (pick(random, 3) != 0) count = pick(random, 2 * step.numel + 2);
-    if (step.verb == Verb::all_gather) row.assign(size_t(world), row[0]);
+    if (step.verb == Verb::all_gather) row.assign(row.size(), row[0]);
   }
 }
 
@@ -173,10 +173,10 @@ void draw_kind(Random& random, Step& step, const Choice& choice) {
 
 // The memory of every rank, and what lies in it.
 inline void draw_tensors(Random& random, Step& step, int world) {
-  if (step.verb == Verb::all_to_all || step.verb == Verb::all_gather)
-    draw_splits(random, step, world);
+  step.places.resize(size_t(world));
+  if (step.verb == Verb::all_to_all || step.verb == Verb::all_gather) draw_splits(random, step);
   for (int rank = 0; rank < world; ++rank) {
-    Placement place{};
+    Placement& place = step.places[size_t(rank)];
     place.symmetric_input = pick(random, 2) == 0;
     place.symmetric_output = pick(random, 2) == 0;
     place.in_place = pick(random, 3) == 0 && step.verb != Verb::all_to_all &&
@@ -185,13 +185,11 @@ inline void draw_tensors(Random& random, Step& step, int world) {
     place.input_shift_bytes = pick(random, kPackBytes) / grain * grain;
     place.output_shift_bytes = pick(random, kPackBytes) / grain * grain;
     draw_apart(random, step, rank, place);
-    step.places.push_back(place);
   }
   // One place on all ranks, which the switch can use.
   if (step.algorithm == Algorithm::multimem && pick(random, 2) == 0)
     step.places.assign(size_t(world), step.places[0]);
-  for (int rank = 0; rank < world; ++rank)
-    step.inputs.push_back(reference::random_codes(step.dtype, input_numel(step, rank), random));
+  draw_inputs(random, step);
 }
 
 template <class P>

@@ -20,24 +20,20 @@ inline constexpr Choice kMeeting{Algorithm::copy_engine, Verb::all_reduce, false
   std::exit(1);
 }
 
+[[noreturn]] inline void fail_verdict(const Step& step, int rank, const DeviceVerdict& verdict) {
+  fail(step, "rank " + std::to_string(rank) + " has the verdict " + Machine::describe(verdict));
+}
+
 inline Step with_inputs(Step step, Random& random) {
-  step.inputs.clear();
-  const auto world = size_t(step.world());
-  if (step.verb == Verb::all_to_all && step.even)
-    step.splits.assign(world, std::vector<uint64_t>(world, step.numel));
-  for (int rank = 0; rank < step.world(); ++rank)
-    step.inputs.push_back(reference::random_codes(step.dtype, input_numel(step, rank), random));
+  if (step.verb == Verb::all_to_all && step.even) step.splits = even_splits(step);
+  draw_inputs(random, step);
   return step;
 }
 
 inline Step plain_step(const Choice& choice, Random& random, int world = kWorld) {
-  Step step;
-  step.algorithm = choice.algorithm;
-  step.verb = choice.verb;
-  step.ll = choice.ll;
+  Step step = step_of(choice, world);
   step.numel = 50;
   step.threads = 3;
-  step.places.resize(size_t(world));
   return with_inputs(step, random);
 }
 
@@ -52,7 +48,7 @@ inline void check_verdicts(Machine& machine, const Step& step, DeviceError kind,
     if (rank == missing) continue;
     const DeviceVerdict& verdict = machine.verdict(rank);
     if (verdict.kind != uint32_t(kind) || (missing >= 0 && verdict.rank != missing))
-      fail(step, "rank " + std::to_string(rank) + " has the verdict " + Machine::describe(verdict));
+      fail_verdict(step, rank, verdict);
     if (verdict.raiser != rank) continue;
     const bool differ = verdict.expected_stamp != verdict.seen_stamp;
     const Phase phase = Phase(verdict.phase);
@@ -122,8 +118,7 @@ void aborted(const Choice& choice, Random& random) {
     const DeviceVerdict& verdict = machine.verdict(rank);
     const bool told = verdict.kind == uint32_t(DeviceError::peer_lost) && verdict.rank == missing &&
                       verdict.raiser == missing;
-    if (rank == missing ? verdict.kind != 0 : !told)
-      fail(step, "rank " + std::to_string(rank) + " has the verdict " + Machine::describe(verdict));
+    if (rank == missing ? verdict.kind != 0 : !told) fail_verdict(step, rank, verdict);
   }
 }
 
@@ -163,7 +158,7 @@ void misplaced(const Choice& choice, bool is_output, Random& random) {
     if (verdict.kind == 0 && (rank == liar || (to_root && rank != step.root))) continue;
     if (verdict.kind != uint32_t(DeviceError::desync) || verdict.rank != liar ||
         (verdict.raiser == rank && Phase(verdict.phase) != Phase::place))
-      fail(step, "rank " + std::to_string(rank) + " has the verdict " + Machine::describe(verdict));
+      fail_verdict(step, rank, verdict);
   }
 }
 
@@ -188,7 +183,7 @@ bool overlap(const Choice& choice, Random& random) {
     seen = true;
     if (verdict.kind != uint32_t(DeviceError::usage) || verdict.rank != odd ||
         verdict.raiser != odd || (rank == odd && Phase(verdict.phase) != Phase::turn))
-      fail(step, "rank " + std::to_string(rank) + " has the verdict " + Machine::describe(verdict));
+      fail_verdict(step, rank, verdict);
   }
   return seen;
 }
@@ -215,8 +210,7 @@ int run_overlaps(uint64_t num_seeds) {
 
 template <class P>
 int run_misplaced(uint64_t num_seeds) {
-  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
-    Random random(seed);
+  return check_seeds(num_seeds, [&](Random& random, uint64_t) {
     for (const Choice& choice : kChoices) {
       const bool by_switch = choice.algorithm == Algorithm::multimem;
       const bool only_pushes = by_switch && !verb_reduces(choice.verb);
@@ -228,36 +222,30 @@ int run_misplaced(uint64_t num_seeds) {
       if (!only_pushes) misplaced<P>(choice, false, random);
       if (pushes) misplaced<P>(choice, true, random);
     }
-  }
-  std::printf("ok\n");
-  return 0;
+    return true;
+  });
 }
 
 template <class P>
 int run_aborted(uint64_t num_seeds) {
-  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
-    Random random(seed);
+  return check_seeds(num_seeds, [&](Random& random, uint64_t) {
     for (const Choice& choice : kChoices) aborted<P>(choice, random);
-  }
-  std::printf("ok\n");
-  return 0;
+    return true;
+  });
 }
 
 template <class P>
 int run_absent(uint64_t num_seeds) {
-  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
-    Random random(seed);
+  return check_seeds(num_seeds, [&](Random& random, uint64_t) {
     for (const Choice& choice : kChoices)
       absent<P>(choice, random, kWorld, int(pick(random, kWorld)));
     absent<P>(kMeeting, random, kWorld, int(pick(random, kWorld)));
-  }
-  std::printf("ok\n");
-  return 0;
+    return true;
+  });
 }
 
 inline int run_mismatch(uint64_t num_seeds) {
-  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
-    Random random(seed);
+  return check_seeds(num_seeds, [&](Random& random, uint64_t) {
     Step shorter = plain_step(kMeeting, random);
     shorter.numel /= 2;
     mismatch(plain_step(kMeeting, random), with_inputs(shorter, random), random);
@@ -287,9 +275,8 @@ inline int run_mismatch(uint64_t num_seeds) {
         mismatch(counted, with_inputs(miscounted, random), random);
       }
     }
-  }
-  std::printf("ok\n");
-  return 0;
+    return true;
+  });
 }
 
 }  // namespace fastcoll::sim

@@ -90,8 +90,7 @@ class Gauging {
 };
 
 inline int run_gauges(uint64_t num_seeds, bool astray) {
-  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
-    Random random(seed);
+  return check_seeds(num_seeds, [&](Random& random, uint64_t) {
     Gauging gauging(random, astray);
     const auto rounds = uint32_t(1 + pick(random, 20));
     bool as_expected = gauging.copies(true) && gauging.copies(false);
@@ -101,12 +100,8 @@ inline int run_gauges(uint64_t num_seeds, bool astray) {
                       (rounds == 1 || one.answer[kGaugeNs] > 0);
       as_expected = as_expected && gauging.go(kernel, rounds, true)[0].answer[kGaugeRounds] == 0;
     }
-    if (as_expected) continue;
-    std::fprintf(stderr, "WRONG: seed %d\n", int(seed));
-    return 1;
-  }
-  std::printf("ok\n");
-  return 0;
+    return as_expected;
+  });
 }
 
 }  // namespace fastcoll::sim

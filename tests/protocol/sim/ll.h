@@ -20,20 +20,15 @@ constexpr Choice kLlChoices[] = {
 
 // A call of this size by the shape of a launch, with private tensors.
 inline Step long_step(Random& random, const Choice& choice, int world, uint64_t num_bytes) {
-  Step step;
-  step.algorithm = choice.algorithm;
-  step.verb = choice.verb;
-  step.ll = true;
+  Step step = step_of(choice, world);
   step.numel = num_bytes / step.elem_bytes();
   const LaunchShape shape =
       shape_for(step.algorithm, step.verb, step.dtype, true, num_bytes, world, kMaxLlChannels);
   step.blocks = shape.blocks;
   step.threads = kLlThreads;
   step.tile_bytes = shape.tile_bytes;
-  step.places.assign(size_t(world), Placement{});
-  step.splits.assign(size_t(world), std::vector<uint64_t>(size_t(world), step.numel));
-  for (int rank = 0; rank < world; ++rank)
-    step.inputs.push_back(reference::random_codes(step.dtype, input_numel(step, rank), random));
+  step.splits = even_splits(step);
+  draw_inputs(random, step);
   return step;
 }
 
@@ -41,8 +36,7 @@ inline Step long_step(Random& random, const Choice& choice, int world, uint64_t 
 // the next rank's packs.
 inline int run_ll(Schedule schedule, uint64_t num_seeds, bool crowds) {
   const uint64_t most = max_ll_bytes(kMaxLlChannels);
-  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
-    Random random(seed);
+  return check_seeds(num_seeds, [&](Random& random, uint64_t seed) {
     const int world = seed == 1 ? 8 : 2 + int(pick(random, 7));
     Machine machine(world, schedule, random(), ~uint64_t{0}, kMaxLlChannels);
     if (seed % 4 == 0) machine.start_before_wrap();
@@ -53,14 +47,8 @@ inline int run_ll(Schedule schedule, uint64_t num_seeds, bool crowds) {
       for (int rank = 0; rank < world; ++rank)
         machine.enqueue(step, rank, kernel_of<Protocol>(step));
     }
-    if (!machine.run()) {
-      std::fprintf(stderr, "FAILED: seed %llu\n", static_cast<unsigned long long>(seed));
-      return 1;
-    }
-  }
-  std::printf("ok: %d calls of up to %d bytes on each of %d seeds\n", kLlCalls, int(most),
-              int(num_seeds));
-  return 0;
+    return machine.run();
+  });
 }
 
 }  // namespace fastcoll::sim

@@ -25,9 +25,7 @@ inline bool enough_loads(const LoadRuns& runs, const std::string& what) {
 inline Step full_step(const Choice& choice, int world, uint32_t tile_bytes) {
   constexpr uint64_t kSegments = 3;
   Random random(1);
-  Step step;
-  step.algorithm = choice.algorithm;
-  step.verb = choice.verb;
+  Step step = step_of(choice, world);
   step.blocks = 2;
   step.threads = kCopyThreads;
   step.tile_bytes = tile_bytes;
@@ -35,10 +33,8 @@ inline Step full_step(const Choice& choice, int world, uint32_t tile_bytes) {
       choice.verb == Verb::all_reduce && splits_message(choice.algorithm, choice.verb);
   step.numel = kSegments * uint64_t(step.blocks) * tile_bytes / step.elem_bytes() *
                uint64_t(parts ? world : 1);
-  step.places.assign(size_t(world), Placement{});
-  step.splits.assign(size_t(world), std::vector<uint64_t>(size_t(world), step.numel));
-  for (int rank = 0; rank < world; ++rank)
-    step.inputs.push_back(reference::random_codes(step.dtype, input_numel(step, rank), random));
+  step.splits = even_splits(step);
+  draw_inputs(random, step);
   return step;
 }
 

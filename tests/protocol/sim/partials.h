@@ -7,28 +7,10 @@
 
 namespace fastcoll::sim {
 
-inline void (*partials_kernel(DType dtype))(const PartialsCall&) {
-  switch (dtype) {
-    case DType::float32:
-      return add_partials<DType::float32>;
-    case DType::float64:
-      return add_partials<DType::float64>;
-    case DType::float16:
-      return add_partials<DType::float16>;
-    case DType::float8_e4m3fn:
-      return add_partials<DType::float8_e4m3fn>;
-    case DType::int16:
-      return add_partials<DType::int16>;
-    default:
-      return add_partials<DType::boolean>;
-  }
-}
-
 // swaps: adds the rows in another order, which must be seen. A row is drawn as elements, of narrow
 // floats half of the time widened. Rows and output may start on a pack or on any element.
 inline int run_partials(uint64_t num_seeds, bool swaps) {
-  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
-    Random random(seed);
+  return check_seeds(num_seeds, [&](Random& random, uint64_t seed) {
     const DType dtype = swaps ? DType::float32 : kDTypes[pick(random, std::size(kDTypes))];
     Op op = Op::sum;
     if (!swaps) do
@@ -68,7 +50,10 @@ inline int run_partials(uint64_t num_seeds, bool swaps) {
     call.op = op;
     call.widened = widened;
     Simulator simulator(1, Schedule::uniform, seed);
-    const auto kernel = partials_kernel(dtype);
+    using enum DType;
+    const auto of_type = []<DType kDType> { return &add_partials<kDType>; };
+    const auto kernel =
+        kernel_for<float32, float64, float16, float8_e4m3fn, int16, boolean>(dtype, of_type);
     const int blocks = 1 + int(pick(random, 3)), threads = 1 + int(pick(random, 6));
     simulator.enqueue(0, {blocks, threads, [=] { kernel(call); }});
     bool right = simulator.run();
@@ -80,13 +65,11 @@ inline int run_partials(uint64_t num_seeds, bool swaps) {
     }
     for (size_t i = 0; i < output.size(); ++i)
       right = right && ((i >= shift && i < shift + numel * elem) || output[i] == kFiller);
-    if (right) continue;
-    std::fprintf(stderr, "WRONG: the sum of %d rows, %s %s, seed %d\n", int(num_rows), op_name(op),
-                 dtype_name(dtype), int(seed));
-    return 1;
-  }
-  std::printf("ok\n");
-  return 0;
+    if (!right)
+      std::fprintf(stderr, "the sum of %d rows, %s %s\n", int(num_rows), op_name(op),
+                   dtype_name(dtype));
+    return right;
+  });
 }
 
 }  // namespace fastcoll::sim

@@ -45,8 +45,7 @@ inline std::vector<Seen> probe_all(int world, int misled, int astray, uint64_t t
 }
 
 inline int run_probes(uint64_t num_seeds) {
-  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
-    Random random(seed);
+  return check_seeds(num_seeds, [&](Random& random, uint64_t) {
     const int world = 2 + int(pick(random, kMaxGpuWorld - 1));
     const bool is_right = pick(random, 4) == 0;
     const int misled = is_right ? -1 : int(pick(random, uint64_t(world)));
@@ -67,13 +66,10 @@ inline int run_probes(uint64_t num_seeds) {
             as_expected && mine.got[peer] == (pushed | pulled) && mine.stored[peer] == pushed;
       }
     }
-    if (as_expected) continue;
-    std::fprintf(stderr, "WRONG: seed %d, %d ranks, rank %d is misled about rank %d\n", int(seed),
-                 world, misled, astray);
-    return 1;
-  }
-  std::printf("ok\n");
-  return 0;
+    if (!as_expected)
+      std::fprintf(stderr, "%d ranks, rank %d is misled about rank %d\n", world, misled, astray);
+    return as_expected;
+  });
 }
 
 }  // namespace fastcoll::sim

@@ -91,15 +91,10 @@ class Published {
 
 inline int run_published(uint64_t num_seeds, bool meets) {
   const auto two_stage = meets ? published_two_stage<true> : published_two_stage<false>;
-  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
-    Random random(seed);
+  return check_seeds(num_seeds, [&](Random& random, uint64_t) {
     Published published(random);
-    if (published.go(published_one_stage) && published.go(two_stage)) continue;
-    std::fprintf(stderr, "WRONG: seed %d\n", int(seed));
-    return 1;
-  }
-  std::printf("ok\n");
-  return 0;
+    return published.go(published_one_stage) && published.go(two_stage);
+  });
 }
 
 }  // namespace fastcoll::sim

@@ -42,8 +42,7 @@ inline std::vector<Transfer> draw_rack_transfers(Random& random, const Step& ste
 
 template <class P>
 int run_racks(Schedule schedule, uint64_t num_seeds) {
-  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
-    Random random(seed);
+  return check_seeds(num_seeds, [&](Random& random, uint64_t seed) {
     Machine machine(kRack, schedule, random(), ~uint64_t{0});
     if (seed % 2 == 0) machine.start_before_wrap();
     std::vector<Choice> choices(std::begin(kChoices), std::end(kChoices));
@@ -59,13 +58,8 @@ int run_racks(Schedule schedule, uint64_t num_seeds) {
       const Step step = draw_rack_step<P>(random, {Algorithm::direct, Verb::barrier, false});
       machine.enqueue_pairs(step, draw_rack_transfers(random, step));
     }
-    if (!machine.run()) {
-      std::fprintf(stderr, "FAILED: seed %llu\n", static_cast<unsigned long long>(seed));
-      return 1;
-    }
-  }
-  std::printf("ok: %d ranks\n", kRack);
-  return 0;
+    return machine.run();
+  });
 }
 
 template <class P>
@@ -75,13 +69,11 @@ int run_racks_absent(uint64_t num_seeds) {
       {Algorithm::ring, Verb::all_reduce, false},    {Algorithm::direct, Verb::all_gather, false},
       {Algorithm::direct, Verb::broadcast, false},   kMeeting,
   };
-  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
-    Random random(seed);
+  return check_seeds(num_seeds, [&](Random& random, uint64_t) {
     const auto one_of_the_last = [&] { return kRack - 1 - int(pick(random, kBeyondBits)); };
     for (const Choice& choice : kTried) absent<P>(choice, random, kRack, one_of_the_last());
-  }
-  std::printf("ok: %d ranks\n", kRack);
-  return 0;
+    return true;
+  });
 }
 
 }  // namespace fastcoll::sim

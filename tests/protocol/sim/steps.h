@@ -3,6 +3,7 @@
 // tensors. The expected output is by tests/protocol/native/reduce_reference.h. Knows no kernel.
 #pragma once
 
+#include <cstdio>
 #include <random>
 #include <string>
 #include <vector>
@@ -17,6 +18,19 @@ using reference::Codes;
 using Random = std::mt19937_64;
 
 inline uint64_t pick(Random& random, uint64_t n) { return random() % n; }
+
+// Makes a check with each seed, up to the first one that it fails with. Returns the exit code.
+template <class Check>
+int check_seeds(uint64_t num_seeds, const Check& check) {
+  for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
+    Random random(seed);
+    if (check(random, seed)) continue;
+    std::fprintf(stderr, "WRONG: seed %d\n", int(seed));
+    return 1;
+  }
+  std::printf("ok: %d seeds\n", int(num_seeds));
+  return 0;
+}
 
 struct Placement {  // of one rank's tensors
   bool symmetric_input, symmetric_output;
@@ -71,6 +85,12 @@ struct Step {
   }
 };
 
+// Of a rank that gives each rank as much, or gets as much from each.
+inline std::vector<std::vector<uint64_t>> even_splits(const Step& step) {
+  const auto world = size_t(step.world());
+  return std::vector(world, std::vector<uint64_t>(world, step.numel));
+}
+
 // Elements that a rank puts in and gets out.
 inline uint64_t input_numel(const Step& step, int rank) {
   switch (step.verb) {
@@ -92,6 +112,12 @@ inline uint64_t input_numel(const Step& step, int rank) {
     default:
       return step.numel;
   }
+}
+
+inline void draw_inputs(Random& random, Step& step) {
+  step.inputs.clear();
+  for (int rank = 0; rank < step.world(); ++rank)
+    step.inputs.push_back(reference::random_codes(step.dtype, input_numel(step, rank), random));
 }
 
 inline uint64_t output_numel(const Step& step, int rank) {

@@ -25,7 +25,8 @@ from tests.support.programs import run
 ROOT = Path(__file__).parents[3]
 ARCHS = (80, 90, 100)
 COMPILE_LIMIT_S = 300
-FLAGS = ("-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr", "-Icsrc", "-Ikernels")
+FLAGS = ("-std=c++20", "-O3", "-fmad=false", "--expt-relaxed-constexpr")
+FLAGS += (f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'kernels'}")
 
 # One type of each size and kind of arithmetic; "" stands for the kernels that only move data.
 DTYPES = ("float32", "float64", "float16", "float8_e4m3fn", "boolean", "")
@@ -126,6 +127,10 @@ class Compiled:
     cubin: Path
 
 
+Kernels = dict[tuple[str, int], Compiled]  # by type and architecture
+SassOf = Callable[[Compiled], str]
+
+
 def stack_frames(compiled: Compiled) -> list[int]:
     return [int(size) for size in re.findall(r"(\d+) bytes stack frame", compiled.ptxas)]
 
@@ -149,7 +154,7 @@ def weak_signals(compiled: Compiled) -> list[str]:
 
 
 def text_of(command: list[str]) -> str:
-    done = run(command, COMPILE_LIMIT_S, cwd=ROOT)
+    done = run(command, COMPILE_LIMIT_S)
     assert done.returncode == 0, done.stdout[-4000:]
     return done.stdout
 
@@ -170,9 +175,7 @@ def nvcc() -> None:
 
 
 @pytest.fixture(scope="module")
-def kernels(
-    nvcc: None, tmp_path_factory: pytest.TempPathFactory
-) -> dict[tuple[str, int], Compiled]:
+def kernels(nvcc: None, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     """Compile every type for every architecture."""
     root = tmp_path_factory.mktemp("nvcc")  # here: the factory is not for several threads
 
@@ -201,9 +204,7 @@ def weak(nvcc: None, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
 pytestmark = [pytest.mark.proof(*KERNELS), pytest.mark.native, pytest.mark.timeout(900)]
 
 
-def test_no_kernel_uses_a_stack(
-    kernels: dict[tuple[str, int], Compiled], planted: Compiled
-) -> None:
+def test_no_kernel_uses_a_stack(kernels: Kernels, planted: Compiled) -> None:
     for (dtype, _), compiled in kernels.items():
         entries = re.findall(r"Compiling entry function", compiled.ptxas)
         expected = (REDUCING_KERNELS if dtype else MOVING_KERNELS) + (dtype in MULTIMEM_DTYPES)
@@ -216,7 +217,7 @@ def test_no_kernel_uses_a_stack(
 
 @pytest.mark.parametrize("found_in", [traps, fused, constant_loads])
 def test_no_kernel_has(
-    kernels: dict[tuple[str, int], Compiled],
+    kernels: Kernels,
     planted: Compiled,
     found_in: Callable[[Compiled], list[str]],
 ) -> None:
@@ -224,9 +225,7 @@ def test_no_kernel_has(
     assert found_in(planted)
 
 
-def test_no_kernel_has_weak_signals(
-    kernels: dict[tuple[str, int], Compiled], weak: Compiled
-) -> None:
+def test_no_kernel_has_weak_signals(kernels: Kernels, weak: Compiled) -> None:
     assert not any(weak_signals(compiled) for compiled in kernels.values())
     assert weak_signals(weak)
 
@@ -274,7 +273,7 @@ def cuobjdump() -> str | None:
 
 
 @pytest.fixture(scope="module")
-def sass_of(nvcc: None) -> Callable[[Compiled], str]:
+def sass_of(nvcc: None) -> SassOf:
     tool = cuobjdump()
     if tool is None:
         pytest.skip("not run: cuobjdump is neither installed nor part of an installed triton")
@@ -282,9 +281,7 @@ def sass_of(nvcc: None) -> Callable[[Compiled], str]:
 
 
 def test_copies_have_several_loads_under_way(
-    kernels: dict[tuple[str, int], Compiled],
-    planted: Compiled,
-    sass_of: Callable[[Compiled], str],
+    kernels: Kernels, planted: Compiled, sass_of: SassOf
 ) -> None:
     for (dtype, arch), compiled in kernels.items():
         copies = copies_of(sass_of(compiled))
@@ -296,9 +293,7 @@ def test_copies_have_several_loads_under_way(
 
 
 def test_small_messages_are_loaded_before_their_call_begins(
-    kernels: dict[tuple[str, int], Compiled],
-    planted: Compiled,
-    sass_of: Callable[[Compiled], str],
+    kernels: Kernels, planted: Compiled, sass_of: SassOf
 ) -> None:
     for (dtype, arch), compiled in kernels.items():
         ahead = loads_ahead(sass_of(compiled))
@@ -309,9 +304,7 @@ def test_small_messages_are_loaded_before_their_call_begins(
 
 
 def test_kernels_wait_for_their_stream_before_all_else(
-    kernels: dict[tuple[str, int], Compiled],
-    planted: Compiled,
-    sass_of: Callable[[Compiled], str],
+    kernels: Kernels, planted: Compiled, sass_of: SassOf
 ) -> None:
     """Check those that may start early: add_partials is started by no group."""
     for (_, arch), compiled in kernels.items():
@@ -324,7 +317,7 @@ def test_kernels_wait_for_their_stream_before_all_else(
     assert "unawaited" in late_waits(sass_of(planted))
 
 
-def test_registers_leave_room_for_blocks(kernels: dict[tuple[str, int], Compiled]) -> None:
+def test_registers_leave_room_for_blocks(kernels: Kernels) -> None:
     for (dtype, arch), compiled in kernels.items():
         registers = registers_of(compiled.ptxas)
         assert len(registers) >= MOVING_KERNELS
@@ -334,9 +327,7 @@ def test_registers_leave_room_for_blocks(kernels: dict[tuple[str, int], Compiled
 
 
 def test_machine_code_keeps_what_the_ptx_says(
-    kernels: dict[tuple[str, int], Compiled],
-    planted: Compiled,
-    sass_of: Callable[[Compiled], str],
+    kernels: Kernels, planted: Compiled, sass_of: SassOf
 ) -> None:
     for (dtype, arch), compiled in kernels.items():
         sass = sass_of(compiled)

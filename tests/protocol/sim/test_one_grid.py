@@ -24,8 +24,7 @@ def one_grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, whose GPU is the simulator."""
     need("g++")
     folder = tmp_path_factory.mktemp("one_grid")
-    command = ["g++", *(flag.replace("-I", f"-I{ROOT}/") for flag in FLAGS)]
-    command += [f"-I{ROOT}/tests/protocol/sim/runtime"]
+    command = ["g++", *FLAGS, f"-I{ROOT}/tests/protocol/sim/runtime"]
     source = folder / "one_grid.cpp"
     source.write_text(f'#include "{PROGRAM}"\n')
     build(command, [ROOT / SCHEDULER, source], folder / "program", LIMIT_S)
@@ -103,8 +102,7 @@ def test_nvcc_takes_it_and_it_says_that_there_is_no_gpu(tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("not run: nvcc not installed")
-    flags = [flag.replace("-I", f"-I{ROOT}/") for flag in NVCC_FLAGS]
-    command = [nvcc, *flags, f"-I{ROOT}/bench/gpu", "-arch=sm_90", "-Xptxas", "-v"]
+    command = [nvcc, *NVCC_FLAGS, f"-I{ROOT}/bench/gpu", "-arch=sm_90", "-Xptxas", "-v"]
     done = run([*command, "-o", tmp_path / "one_grid", PROGRAM], LIMIT_S)
     assert done.returncode == 0, done.stdout
     kernels = done.stdout.count("run_ranks") // 2  # named twice: compiled, and its properties
