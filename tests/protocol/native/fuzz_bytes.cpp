@@ -18,6 +18,7 @@
 #include "cpu/p2p.h"
 #include "cpu/program.h"
 #include "cpu/text.h"
+#include "transfer_of.h"
 
 using namespace fastcoll;
 
@@ -211,14 +212,8 @@ void talk(Bytes& bytes) {
   std::shared_ptr<Transfer> transfers[2];
   constexpr size_t kSizes[] = {1, 300, 20000, 100000};
   for (const bool sends : {false, true}) {
-    auto& transfer = transfers[sends] = std::make_shared<Transfer>();
     data[sends].resize(kSizes[bytes.next<uint8_t>() % std::size(kSizes)]);
-    transfer->sends = sends;
-    transfer->peer = 1;
-    transfer->numel = transfer->num_bytes = data[sends].size();
-    transfer->data = reinterpret_cast<std::byte*>(data[sends].data());
-    transfer->dtype = DType::uint8;
-    transfer->timeout_s = 1e9;
+    transfers[sends] = transfer_of(sends, 1, DType::uint8, bytes_of(data[sends]), 1e9);
   }
   PairChannel& theirs = machine.channel(1, 0);
   Message& message = theirs.messages[bytes.next<uint8_t>() % PairChannel::kMessages];

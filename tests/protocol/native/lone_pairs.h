@@ -2,12 +2,8 @@
 // Sends and receives between the ranks of a lone_world.h.
 #pragma once
 
-#include <algorithm>
-#include <functional>
-#include <memory>
-#include <vector>
-
 #include "lone_world.h"
+#include "transfer_of.h"
 
 namespace lone {
 
@@ -32,6 +28,13 @@ class Pairs {
     return make(rank, peer, num_bytes, tag, false, 0);
   }
   bool look(int rank, const Posted& message) { return engine(rank).look(*message.transfer); }
+  // Starts a transfer with tag 5 that a thread may drive, or that moves by looks.
+  std::shared_ptr<Transfer> start(int rank, std::vector<std::byte>& data, bool sends) {
+    auto one = transfer_of(sends, 1 - rank, DType::int32, data);
+    one->tag = 5;
+    engine(rank).start({&one, 1}, world.host(rank));
+    return one;
+  }
   Seen wait(int rank, const Posted& message) {
     return error_of([&] { engine(rank).wait(*message.transfer, world.host(rank), 0); });
   }
@@ -41,16 +44,9 @@ class Pairs {
   Posted make(int rank, int peer, size_t num_bytes, uint32_t tag, bool sends, int value) {
     Posted message;
     message.data.assign(num_bytes, std::byte(value));
-    Transfer& one = *message.transfer;
-    one.sends = sends;
-    one.peer = peer;
-    one.tag = tag;
-    one.dtype = DType::int32;
-    one.numel = num_bytes / 4;
-    one.num_bytes = num_bytes;
-    one.data = message.data.data();
-    one.timeout_s = kLimitS;
-    one.site = world.host(rank).site;
+    message.transfer = transfer_of(sends, peer, DType::int32, message.data, kLimitS);
+    message.transfer->tag = tag;
+    message.transfer->site = world.host(rank).site;
     engine(rank).post(message.transfer, world.host(rank));
     return message;
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // All ranks of a group in one thread, for errors that have to say exactly what each rank did. Only
 // the rank that is tested ever waits, with a short limit. A peer acts while it waits through a hook
-// of its host.
+// of its host. Its tests have the standard headers below from here.
 #pragma once
 
 #include <signal.h>
@@ -10,9 +10,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cpu/p2p.h"
@@ -26,6 +28,7 @@ using namespace fastcoll;
 struct P : StdAtomics {
   static inline std::function<void(const uint64_t&)> on_load, on_arrive;
   static inline std::function<void(const uint64_t&)> on_store;  // relaxed
+  static inline bool kChecksPlaces = true;
   static uint64_t load_acquire(const uint64_t& word) {
     if (on_load) on_load(word);
     return StdAtomics::load_acquire(word);

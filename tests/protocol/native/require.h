@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <type_traits>
 
 inline void require(bool right, const std::string& what) {
   if (right) return;
@@ -16,6 +17,14 @@ inline void require_equal(const std::string& seen, const std::string& expected,
                           const std::string& what) {
   require(seen == expected, what + ": \"" + seen + "\", not \"" + expected + "\"");
 }
-inline void require_equal(int64_t seen, int64_t expected, const std::string& what) {
-  require_equal(std::to_string(seen), std::to_string(expected), what);
+template <class Number>
+concept Numbered = std::is_integral_v<Number> || std::is_enum_v<Number>;
+inline void require_equal(Numbered auto seen, Numbered auto expected, const std::string& what) {
+  require_equal(std::to_string(int64_t(seen)), std::to_string(int64_t(expected)), what);
+}
+inline void require_part(const std::string& text, const std::string& part) {
+  require(text.find(part) != std::string::npos, "\"" + text + "\" lacks \"" + part + "\"");
+}
+inline void require_start(const std::string& text, const std::string& start) {
+  require_equal(text.substr(0, start.size()), start, "the start of a text");
 }

@@ -8,7 +8,6 @@
 
 #include <array>
 #include <cstddef>
-#include <cstdio>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -133,6 +132,4 @@ void check_stores() {}  // the compiler makes no such stores
 int main() {
   check_copies();
   check_stores();
-  std::printf("ok\n");
-  return 0;
 }

@@ -6,16 +6,10 @@
 //   test_damage [correct|unchecked_places [timeout_s]]
 #include <sched.h>
 
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "cpu/p2p.h"
 #include "cpu/run.h"
+#include "thread_ranks.h"
+#include "transfer_of.h"
 
 using namespace fastcoll;
 
@@ -43,25 +37,11 @@ struct UncheckedPlaces : Lying {
 };
 
 struct Machine {
-  Machine() {
-    for (int rank = 0; rank < kWorld; ++rank) {
-      regions.push_back(make(mapped_bytes(kWorld)));
-      arenas.push_back(make(kArenaBytes));
-    }
-  }
-  ~Machine() {
-    for (auto* list : {&regions, &arenas})
-      for (std::byte* ptr : *list) std::free(ptr);
-  }
-  static std::byte* make(size_t num_bytes) {
-    void* ptr = std::aligned_alloc(4096, num_bytes);
-    return static_cast<std::byte*>(std::memset(ptr, 0, num_bytes));
-  }
-  std::vector<std::byte*> regions, arenas;
+  const Pieces regions{kWorld, mapped_bytes(kWorld)}, arenas{kWorld, kArenaBytes};
 };
 
 Pad& pad_of(const Machine& machine, int rank) {
-  return *reinterpret_cast<Pad*>(machine.regions[size_t(rank)]);
+  return *reinterpret_cast<Pad*>(machine.regions.bases[size_t(rank)]);
 }
 
 // The arrival line whose slot this is, if it is one of the liar's.
@@ -92,7 +72,7 @@ Plan plan_of(Verb verb, Algorithm algorithm) {
 template <class P>
 void call(Group<P>& group, const Plan& plan, const Machine& machine) {
   Host host;
-  std::byte* input = machine.arenas[size_t(group.rank())];
+  std::byte* input = machine.arenas.bases[size_t(group.rank())];
   std::vector<std::byte> output(kWorld * kNumel * sizeof(int32_t));
   if (plan.verb == Verb::broadcast) return run(group, plan, input, input, host);
   if (plan.splits != kCountedSplits) return run(group, plan, input, output.data(), host);
@@ -110,20 +90,14 @@ void call(Group<P>& group, const Plan& plan, const Machine& machine) {
 template <class P>
 void transfer(Group<P>& group, PointToPoint<P>& pairs) {
   Host host;
-  std::vector<std::byte> data(2 * kMessageBytes);
-  std::vector<std::shared_ptr<Transfer>> both;
-  for (const bool sends : {true, false}) {
-    auto& one = both.emplace_back(std::make_shared<Transfer>());
-    one->sends = sends;
-    one->peer = (group.rank() + (sends ? 1 : kWorld - 1)) % kWorld;
-    one->dtype = DType::int32;
-    one->numel = kMessageBytes / sizeof(int32_t);
-    one->data = data.data() + (sends ? 0 : kMessageBytes);
-    one->num_bytes = kMessageBytes;
-    one->timeout_s = timeout_s;
+  std::vector<std::byte> from(kMessageBytes), to(kMessageBytes);
+  const auto post = [&](bool sends, std::vector<std::byte>& data) {
+    const int peer = (group.rank() + (sends ? 1 : kWorld - 1)) % kWorld;
+    const auto one = transfer_of(sends, peer, DType::int32, data, timeout_s);
     pairs.post(one, host);
-  }
-  for (const auto& one : both) pairs.wait(*one, host, 0);
+    return one;
+  };
+  for (const auto& one : {post(true, from), post(false, to)}) pairs.wait(*one, host, 0);
 }
 
 struct Damage {
@@ -179,7 +153,7 @@ std::vector<Damage> all_damages() {
                    true,
                    [sends](const Machine& machine, uint64_t& word, uint64_t& value) {
                      for (int peer = 0; peer < kWorld; ++peer) {
-                       auto& channel = pair_channel(machine.regions[kLiar], peer, kWorld);
+                       auto& channel = pair_channel(machine.regions.bases[kLiar], peer, kWorld);
                        if (&word == &(sends ? channel.sent : channel.received).value)
                          publish_and_hold(machine, word, value + 1000);
                      }
@@ -194,19 +168,9 @@ std::vector<Damage> all_damages() {
 
 template <class P>
 std::string run_rank(const Machine& machine, int rank, const Damage& damage) {
-  GroupOptions options;
-  options.rank = rank;
-  options.world_size = kWorld;
-  options.name = "threads";
-  options.timeout_s = timeout_s;
-  for (int peer = 0; peer < kWorld; ++peer)
-    options.regions[size_t(peer)] = machine.regions[size_t(peer)];
-  Group<P> group(options);
+  Group<P> group(options_of(rank, machine.regions.bases, timeout_s));
   PointToPoint<P> pairs(group);
-  Arena arena;
-  arena.num_bytes = kArenaBytes;
-  for (size_t peer = 0; peer < kWorld; ++peer) arena.bases[peer] = machine.arenas[peer];
-  group.arenas().push_back(arena);
+  group.arenas().push_back(arena_of(machine.arenas.bases, kArenaBytes));
   const Lie mine = [&](uint64_t& word, uint64_t& value) { damage.lie(machine, word, value); };
   if (rank == kLiar) lie = &mine;
   std::string verdict = "no error";
@@ -227,11 +191,8 @@ int run_all() {
   for (const Damage& damage : all_damages()) {
     const Machine machine;
     std::vector<std::string> verdicts(kWorld);
-    std::vector<std::thread> ranks;
-    for (int rank = 0; rank < kWorld; ++rank)
-      ranks.emplace_back(
-          [&, rank] { verdicts[size_t(rank)] = run_rank<P>(machine, rank, damage); });
-    for (std::thread& rank : ranks) rank.join();
+    run_ranks(kWorld,
+              [&](int rank) { verdicts[size_t(rank)] = run_rank<P>(machine, rank, damage); });
     for (const std::string& verdict : verdicts)
       if (verdict != verdicts[0] || verdict.find(damage.expected) == std::string::npos) {
         std::fprintf(stderr, "WRONG: %s: \"%s\", another rank: \"%s\"\n", damage.name.c_str(),

@@ -3,12 +3,6 @@
 // steps aside, and how long it stays. The operating system is lone_machine.h.
 //
 //   test_driving
-#include <cstdio>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "lone_machine.h"
 #include "lone_pairs.h"
 
@@ -24,16 +18,8 @@ constexpr size_t kLong = (PairChannel::kChunks + 2) * PairChannel::kChunkBytes;
 void drive() {
   machine::clear();
   Pairs pairs(2, [](GroupOptions& options) { options.num_cpus = 2; });
-  auto long_one = std::make_shared<Transfer>();
   std::vector<std::byte> data(kLong);
-  long_one->peer = 1;
-  long_one->tag = 5;
-  long_one->dtype = DType::int32;
-  long_one->numel = kLong / 4;
-  long_one->num_bytes = kLong;
-  long_one->data = data.data();
-  long_one->timeout_s = 60;
-  pairs.engine(0).start({&long_one, 1}, pairs.world.host(0));
+  const auto long_one = pairs.start(0, data, false);
   const Posted send = pairs.send(1, 0, kLong);
   std::string before;
   int num_naps = 0;
@@ -50,7 +36,7 @@ void drive() {
   require_equal(before, "1 x nap of 250, 64 x yield, 1 x nap of 250", "how a thread drives");
   const std::string rest = machine::take_steps();
   require(rest.ends_with(" x nap of 250") && rest.find(',') == std::string::npos, rest);
-  require_equal(int64_t(pairs.world.pad(0).blocked.value), 0, "nobody waits");
+  require_equal(pairs.world.pad(0).blocked.value, 0, "nobody waits");
 }
 
 // It leaves the transfers to a thread that waits, but for its sleeps.
@@ -78,7 +64,7 @@ void step_aside() {
       else if (++num_naps == 3) pairs.engine(0).close();
     };
     const std::string text = pairs.wait(0, receive).text;
-    require(text.find("was destroyed") != std::string::npos, text);
+    require_part(text, "was destroyed");
     require_equal(num_looks, is_asleep ? 3 : 0, "looks of the thread that drives");
   }
 }
@@ -88,9 +74,7 @@ void linger() {
   for (const bool is_open : {false, true}) {
     machine::clear();
     Pairs pairs(2);
-    auto one = std::make_shared<Transfer>();
-    one->peer = 1;
-    one->timeout_s = 60;
+    auto one = transfer_of(false, 1, DType::uint8, {});
     require(pairs.engine(0).start({&one, 1}, pairs.world.host(0)), "somebody has to drive");
     const int64_t start_us = machine::time_us;
     const auto withdraw = [&] { require(pairs.engine(0).withdraw(*one), "a receive"); };
@@ -103,8 +87,7 @@ void linger() {
   }
   machine::clear();
   Pairs closed(2);
-  auto one = std::make_shared<Transfer>();
-  one->peer = 1;
+  auto one = transfer_of(false, 1, DType::uint8, {});
   closed.engine(0).start({&one, 1}, closed.world.host(0));
   closed.engine(0).close();
   closed.engine(0).drive(closed.world.host(0));
@@ -117,6 +100,4 @@ int main() {
   drive();
   step_aside();
   linger();
-  std::printf("ok\n");
-  return 0;
 }

@@ -10,26 +10,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "cpu/p2p.h"
 #include "cpu/run.h"
 #include "hand_programs.h"
-#include "planted.h"
 #include "stranger.h"
-#include "words.h"
+#include "thread_ranks.h"
+#include "transfer_of.h"
 
 using namespace fastcoll;
 
@@ -76,36 +67,21 @@ struct LeavingHost : Host {
 
 struct Machine {
   Machine() {
-    all = static_cast<std::byte*>(std::aligned_alloc(4096, kWorld * mapped_bytes(kWorld)));
-    std::memset(all, 0, kWorld * mapped_bytes(kWorld));
-    set_words(all, mapped_bytes(kWorld));
+    set_words(all.get(), mapped_bytes(kWorld));
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) != 0) std::abort();
   }
   ~Machine() {
-    std::free(all);
     for (const int socket : sockets)
       if (socket >= 0) close(socket);
   }
   GroupOptions options(int rank) const {
-    GroupOptions options;
-    options.rank = rank;
-    options.world_size = kWorld;
-    options.name = "threads";
-    options.timeout_s = limit_s;
-    for (size_t peer = 0; peer < kWorld; ++peer)
-      options.regions[peer] = all + peer * mapped_bytes(kWorld);
+    GroupOptions options = options_of(rank, regions_in(all, kWorld, mapped_bytes(kWorld)), limit_s);
     options.links[size_t(1 - rank)].socket = sockets[rank];
     return options;
   }
-  std::byte* all;
+  const Memory all = zeroed_pages(kWorld * mapped_bytes(kWorld));
   int sockets[2];  // of each rank to the other
 };
-
-void require(bool right, const std::string& what, const std::string& seen) {
-  if (right) return;
-  std::fprintf(stderr, "WRONG: %s: \"%s\"\n", what.c_str(), seen.c_str());
-  std::exit(1);
-}
 
 std::string error_of(const std::function<void()>& body) {
   try {
@@ -114,12 +90,6 @@ std::string error_of(const std::function<void()>& body) {
     return failure.what();
   }
   return "no error";
-}
-
-void run_ranks(const std::function<void(int)>& rank_body) {
-  std::thread other([&] { rank_body(1); });
-  rank_body(0);
-  other.join();
 }
 
 Plan plan_of(Verb verb, int root, Algorithm algorithm, bool inlined) {
@@ -147,7 +117,7 @@ template <class P>
 void differ(Algorithm algorithm, bool inlined, int num_before, int num_calls) {
   const Machine machine;
   const bool meets = algorithm == Algorithm::ring || algorithm == Algorithm::chain;
-  run_ranks([&](int rank) {
+  run_ranks(kWorld, [&](int rank) {
     Host host;
     Group<P> group(machine.options(rank));
     std::vector<uint64_t> data(kNumel);
@@ -166,10 +136,9 @@ void differ(Algorithm algorithm, bool inlined, int num_before, int num_calls) {
     // Where all ranks meet first, none gets through. Else a late rank may hear it from the other.
     const bool stops = meets || algorithm == Algorithm::schedule;
     const bool finds = error.find(". Found by rank " + std::to_string(rank)) != std::string::npos;
-    require(stops ? !was_made : was_made || !finds, "where the calls differ", error);
-    const std::string expected = std::string(meets ? "all_reduce #" : "broadcast #") +
-                                 std::to_string(num_before + 1) + " in group";
-    require(error.find(expected) != std::string::npos, "calls that differ", error);
+    require(stops ? !was_made : was_made || !finds, "where the calls differ: " + error);
+    require_part(error, std::string(meets ? "all_reduce #" : "broadcast #") +
+                            std::to_string(num_before + 1) + " in group");
   });
 }
 
@@ -179,7 +148,7 @@ void differ(Algorithm algorithm, bool inlined, int num_before, int num_calls) {
 template <class P>
 void wait_in_vain(double timeout_s) {
   const Machine machine;
-  run_ranks([&](int rank) {
+  run_ranks(kWorld, [&](int rank) {
     Host host;
     Group<P> group(machine.options(rank));
     std::vector<uint64_t> data(kNumel);
@@ -189,8 +158,8 @@ void wait_in_vain(double timeout_s) {
     const Program program(kWorld, rank, {1, 1, 1}, words.words());
     const std::string error =
         error_of([&] { run(group, plan, data.data(), data.data(), host, timeout_s, &program); });
-    require(error.find(" waited ") != std::string::npos, "a signal that nobody raises", error);
-    require(group.is_broken(), "a group with a verdict", "it is not broken");
+    require_part(error, " waited ");
+    require(group.is_broken(), "a group with a verdict");
   });
 }
 
@@ -202,7 +171,7 @@ void refuse() {
   Group<P> group(machine.options(0));
   const Plan plan = plan_of(Verb::broadcast, 0, Algorithm::schedule, false);
   const std::string error = error_of([&] { run(group, plan, nullptr, nullptr, host); });
-  require(error == "a plan of a schedule that was not added", "a schedule without program", error);
+  require_equal(error, "a plan of a schedule that was not added", "a schedule without program");
   constexpr struct {
     int rank, world_size;
     bool is_possible;
@@ -214,7 +183,7 @@ void refuse() {
     options.rank = rank;
     options.world_size = world_size;
     const std::string refused = error_of([&] { const Group<P> other(options); });
-    require((refused == "no error") == is_possible, "ranks that there can be", refused);
+    require((refused == "no error") == is_possible, "ranks that there can be: " + refused);
   }
 }
 
@@ -224,7 +193,7 @@ void refuse() {
 template <class P>
 void find_out(int pid, bool is_wanted, const std::array<int, kWorld>& expected) {
   const Machine machine;
-  run_ranks([&](int rank) {
+  run_ranks(kWorld, [&](int rank) {
     Host host;
     GroupOptions options = machine.options(rank);
     for (PeerLink& link : options.links) link.pid = getpid();
@@ -234,8 +203,8 @@ void find_out(int pid, bool is_wanted, const std::array<int, kWorld>& expected) 
     if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     const auto errors = group.try_single_copy(rank == 0 || is_wanted, host);
     for (size_t peer = 0; peer < kWorld; ++peer)
-      require(errors[peer] == expected[peer], "whether ranks can read each other's memory",
-              "rank " + std::to_string(peer) + " says " + std::to_string(errors[peer]));
+      require_equal(errors[peer], expected[peer],
+                    "what rank " + std::to_string(peer) + " can read");
   });
 }
 
@@ -251,11 +220,10 @@ void copy_from(int pid, bool has_hung_up, ErrorKind kind, const std::string& exp
   uint64_t word = 0;
   try {
     read_private(group, kOwner, nowhere, &word, sizeof word, [] { return std::string("A test"); });
-    require(false, "a copy from nowhere", "no error");
+    require(false, "a copy from nowhere");
   } catch (const Failure& failure) {
-    const std::string error = failure.what();
-    require(failure.kind() == kind, "a copy from nowhere, of what kind", error);
-    require(error.find(expected) != std::string::npos, "a copy from nowhere", error);
+    require_equal(failure.kind(), kind, failure.what());
+    require_part(failure.what(), expected);
   }
 }
 
@@ -283,13 +251,13 @@ void copy_too_late(
   with.word = word;
   // A rank that still holds the lines can read the program's later data there.
   std::vector<uint64_t> message(kNumel, 1);
-  run_ranks([&](int rank) {
+  run_ranks(kWorld, [&](int rank) {
     auto group = std::make_unique<Group<P>>(machine.options(rank));
     if (rank == kOwner) {
       LeavingHost host(with, ends);
       try {
         hands_over(*group, message, host);
-        require(false, "an owner that gives up", "no error");
+        require(false, "an owner that gives up");
       } catch (const Interrupted&) {
       } catch (const Died&) {
         close(std::exchange(machine.sockets[kOwner], -1));
@@ -303,8 +271,7 @@ void copy_too_late(
     std::vector<uint64_t> data(kNumel);
     const std::string error = error_of([&] { hands_over(*group, data, host); });
     meeting = nullptr;
-    const char* expected = ends ? "lost rank 0" : "was interrupted (a test)";
-    require(error.find(expected) != std::string::npos, "a copy of memory given up", error);
+    require_part(error, ends ? "lost rank 0" : "was interrupted (a test)");
   });
 }
 
@@ -318,14 +285,8 @@ template <class P>
 void transfer(Group<P>& group, std::vector<uint64_t>& data, Host& host) {
   PointToPoint<P> pairs(group);
   pairs.allow_single_copy(true);
-  const auto one = std::make_shared<Transfer>();
-  one->sends = group.rank() == kOwner;
-  one->peer = 1 - group.rank();
-  one->dtype = DType::uint64;
-  one->numel = data.size();
-  one->data = reinterpret_cast<std::byte*>(data.data());
-  one->num_bytes = data.size() * sizeof(uint64_t);
-  one->timeout_s = limit_s;
+  const auto one =
+      transfer_of(group.rank() == kOwner, 1 - group.rank(), DType::uint64, bytes_of(data), limit_s);
   pairs.post(one, host);
   pairs.wait(*one, host, 0);
 }
@@ -334,25 +295,19 @@ void transfer(Group<P>& group, std::vector<uint64_t>& data, Host& host) {
 template <class P>
 void mismatch(DType dtype, size_t numel) {
   const Machine machine;
-  run_ranks([&](int rank) {
+  run_ranks(kWorld, [&](int rank) {
     Host host;
     Group<P> group(machine.options(rank));
     PointToPoint<P> pairs(group);
-    std::vector<uint64_t> data(kNumel);
-    const auto one = std::make_shared<Transfer>();
-    one->sends = rank == 0;
-    one->peer = 1 - rank;
-    one->dtype = one->sends ? DType::uint64 : dtype;
-    one->numel = one->sends ? kNumel : numel;
-    one->data = reinterpret_cast<std::byte*>(data.data());
-    one->num_bytes = one->numel * dtype_size(one->dtype);
-    one->timeout_s = limit_s;
+    const bool sends = rank == 0;
+    std::vector<uint64_t> data(sends ? kNumel : numel);
+    const auto one =
+        transfer_of(sends, 1 - rank, sends ? DType::uint64 : dtype, bytes_of(data), limit_s);
     const std::string error = error_of([&] {
       pairs.post(one, host);
       pairs.wait(*one, host, 0);
     });
-    require(error.find("rank 0 sends 16384 x uint64 to rank 1") != std::string::npos,
-            "a message that is not what its receiver expects", error);
+    require_part(error, "rank 0 sends 16384 x uint64 to rank 1");
   });
 }
 
@@ -372,20 +327,15 @@ int run_all() {
   mismatch<P>(DType::int64, kNumel);
   mismatch<P>(DType::uint64, kNumel - 1);
   for (const bool ends : {false, true}) {
-    copy_too_late<Held<P>>(Which::arrive, ends, broadcast<Held<P>>);
-    copy_too_late<Held<P>>(Which::message, ends, transfer<Held<P>>);
+    copy_too_late<P>(Which::arrive, ends, broadcast<P>);
+    copy_too_late<P>(Which::message, ends, transfer<P>);
   }
-  std::printf("ok\n");
   return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string name = argc > 1 ? argv[1] : "correct";
   if (argc > 2) limit_s = std::strtod(argv[2], nullptr);
-  if (name == "correct") return run_all<StdAtomics>();
-  if (planted::plant(name)) return run_all<planted::Atomics>();
-  std::fprintf(stderr, "unknown variant %s\n", name.c_str());
-  return 2;
+  return run_variant(argc > 1 ? argv[1] : "correct", []<class P>(P) { return run_all<Held<P>>(); });
 }

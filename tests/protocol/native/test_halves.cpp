@@ -4,9 +4,6 @@
 //
 //   test_halves
 #include <cstdint>
-#include <cstdio>
-#include <string>
-#include <vector>
 
 #include "cpu/halves.h"
 #include "lone_world.h"
@@ -111,7 +108,7 @@ void finish_halves() {
         require(may_finish(call), "all have arrived");
         finish(call, world.host(rank));
         require_result(verb, rank, output_of(rank));
-        require_equal(int64_t(world.pad(rank).done.value), 1, "the segments of a call that ended");
+        require_equal(world.pad(rank).done.value, 1, "the segments of a call that ended");
       }
 }
 
@@ -122,8 +119,8 @@ void begin_no_half() {
   Call<P> call{world.group(0), plan, reinterpret_cast<std::byte*>(data.data()),
                reinterpret_cast<std::byte*>(data.data())};
   const Seen seen = error_of([&] { begin_half(call, world.host(0), kLimitS); });
-  require_equal(int64_t(seen.kind), int64_t(ErrorKind::usage), seen.text);
-  require_equal(int64_t(world.group(0).call()), 0, "calls that began");
+  require_equal(seen.kind, ErrorKind::usage, seen.text);
+  require_equal(world.group(0).call(), 0, "calls that began");
   // Neither a call of one half, nor one whose line is in use.
   Plan whole = plan;
   whole.algorithm = Algorithm::two_shot;
@@ -165,7 +162,7 @@ void abandon_calls() {
   world.host(0).hook = {};
   const std::string text =
       error_of([&] { world.group(0).time_one_way_flag(1, world.host(0)); }).text;
-  require(text.starts_with("between calls, after #1"), text);
+  require_start(text, "between calls, after #1");
 }
 
 }  // namespace
@@ -176,6 +173,4 @@ int main() {
   begin_no_half();
   finish_by_other_hosts();
   abandon_calls();
-  std::printf("ok\n");
-  return 0;
 }

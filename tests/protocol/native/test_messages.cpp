@@ -3,13 +3,7 @@
 // in one thread (lone_world.h).
 //
 //   test_messages
-#include <algorithm>
-#include <cstdio>
 #include <cstring>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "lone_pairs.h"
 
@@ -47,13 +41,7 @@ void start_together() {
     const Posted open = is_busy ? pairs.receive(0, 1, 8, 9) : Posted{};
     std::vector<std::byte> data(8);
     std::vector<std::shared_ptr<Transfer>> sends;
-    for (int i = 0; i < 2; ++i) {
-      sends.push_back(std::make_shared<Transfer>());
-      sends.back()->sends = true;
-      sends.back()->peer = 1;
-      sends.back()->num_bytes = data.size();
-      sends.back()->data = data.data();
-    }
+    for (int i = 0; i < 2; ++i) sends.push_back(transfer_of(true, 1, DType::uint8, data));
     require(!pairs.engine(0).start(sends, pairs.world.host(0)), "nothing is left to be driven");
     require(sends[0]->done && sends[1]->done, "messages that have room");
   }
@@ -117,7 +105,7 @@ void refuse_mismatches() {
     const std::string expected =
         dtype < kNumDTypes ? "rank 1 sends 2 x float32 to rank 0, which receives 2 x int32"
                            : "rank 1 published a message of a type that there is not";
-    require(text.find(expected) != std::string::npos, text);
+    require_part(text, expected);
   }
 }
 
@@ -140,7 +128,7 @@ void take_counted_messages() {
     pairs.send(1, 0, 8);
     P::on_arrive = {};
     require_equal(num_looks, 2, "looks at a message that comes");
-    require_equal(int64_t(channel->messages[place].number), place + 1, "its number");
+    require_equal(channel->messages[place].number, place + 1, "its number");
     require(pairs.look(0, receive), "a message");
     require_message(receive, 1);
   }
@@ -158,11 +146,11 @@ void refuse_chunks() {
         pairs.look(0, receive);
         pairs.look(1, send);
         auto* channel = &channel_of(pairs, 1, 0);
-        require_equal(int64_t(channel->sent.value), int64_t(num_chunks), "chunks");
+        require_equal(channel->sent.value, num_chunks, "chunks");
         channel->sent.value += more;
         const std::string text = pairs.wait(0, receive).text;
         if (more == 0) require_message(receive, 1);
-        else require(text.find("chunks that it was not asked for") != std::string::npos, text);
+        else require_part(text, "chunks that it was not asked for");
       }
 }
 
@@ -172,7 +160,7 @@ void refuse_receipts() {
   const Posted send = pairs.send(1, 0, kLarge), receive = pairs.receive(0, 1, kLarge);
   channel_of(pairs, 0, 1).received.value = 1;
   const std::string text = pairs.wait(1, send).text;
-  require(text.find("rank 0 published that it has chunks nobody sent") != std::string::npos, text);
+  require_part(text, "rank 0 published that it has chunks nobody sent");
 }
 
 // A sender takes the places in turn; once none with a bay is left, those whose messages were taken.
@@ -180,7 +168,7 @@ void take_places_in_turn() {
   Pairs pairs(2);
   const auto require_number = [&](int place, int number) {
     const Message& message = channel_of(pairs, 1, 0).messages[place];
-    require_equal(int64_t(message.number), number, "the number in a place");
+    require_equal(message.number, number, "the number in a place");
   };
   for (int i = 0; i < PairChannel::kBays; ++i) {
     pairs.send(1, 0, kBay, uint32_t(i), i);
@@ -259,6 +247,4 @@ int main() {
   take_memory_in_turn();
   withdraw();
   use_bays();
-  std::printf("ok\n");
-  return 0;
 }

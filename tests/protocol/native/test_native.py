@@ -19,28 +19,23 @@ ROOT = Path(__file__).parents[3]
 COMPILE_LIMIT_S = 300
 RUN_LIMIT_S = 240
 
-# The library for the ranks of lone_world.h.
-LONE = ("tests/protocol/native/lone_world.cpp",)
+# The library for the ranks of lone_world.h, on this operating system or on that of lone_machine.h.
+LONE = "tests/protocol/native/lone_world.cpp"
+ON_SYSTEM = (LONE, "csrc/cpu/*.cpp")
+ON_MACHINE = (LONE, "csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp")
+SYSTEM = ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp")
+LONE_ON_SYSTEM = ["timeouts", "verdicts", "transfers", "messages", "steps", "halves"]
+LONE_ON_MACHINE = ["moves", "waits", "transfer_spins", "transfer_waits", "driving", "ends"]
 # program -> the sources it links besides its own; a pattern that matches nothing is an error.
 # The errors of the first ones show in a plain run, or under AddressSanitizer.
-IN_TWO_BUILDS = {
-    "test_timeouts": (*LONE, "csrc/cpu/*.cpp"),
-    "test_verdicts": (*LONE, "csrc/cpu/*.cpp"),
-    "test_transfers": (*LONE, "csrc/cpu/*.cpp"),
-    "test_messages": (*LONE, "csrc/cpu/*.cpp"),
-    "test_steps": (*LONE, "csrc/cpu/*.cpp"),
-    "test_halves": (*LONE, "csrc/cpu/*.cpp"),
-    "test_moves": (*LONE, "csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
-    "test_waits": (*LONE, "csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
-    "test_transfer_spins": (*LONE, "csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
-    "test_transfer_waits": (*LONE, "csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
-    "test_driving": (*LONE, "csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
-    "test_ends": (*LONE, "csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp"),
+IN_TWO_BUILDS: dict[str, tuple[str, ...]] = {
+    **{f"test_{name}": ON_SYSTEM for name in LONE_ON_SYSTEM},
+    **{f"test_{name}": ON_MACHINE for name in LONE_ON_MACHINE},
     "test_copies": (),
     "test_parts": ("csrc/cpu/strided.cpp",),
     "test_text": ("csrc/cpu/wait.cpp",),
-    "test_system": ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp"),
-    "test_other_system": ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp"),
+    "test_system": SYSTEM,
+    "test_other_system": SYSTEM,
 }
 PROGRAMS = {
     **IN_TWO_BUILDS,
@@ -49,7 +44,7 @@ PROGRAMS = {
     "test_wire": ("csrc/cpu/reduce*.cpp",),
     "test_protocol": ("csrc/cpu/*.cpp",),
     "test_damage": ("csrc/cpu/*.cpp",),
-    "test_p2p": ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp"),
+    "test_p2p": SYSTEM,
     "test_failure": ("csrc/cpu/*.cpp",),
     "test_relacy": (
         "tests/protocol/native/relacy_machine.cpp",
@@ -125,15 +120,9 @@ class Case:
         return self.args[1 if self.program == "test_relacy" else 0]
 
 
-PUBLISHED = (
-    "arrive",
-    "inlined",
-    "staged",
-    "reduced",
-    "signals",
-    "done",
-)  # with release, by their owner
-PAIRS = ("offer", "message", "sent", "received", "taken")  # of a sender and a receiver
+# Published with release, by their owner, and by a pair's sender and receiver.
+PUBLISHED = ["arrive", "inlined", "staged", "reduced", "signals", "done"]
+PAIRS = ["offer", "message", "sent", "received", "taken"]
 
 # scenario of test_relacy -> the words whose orders it needs
 WEAK_MEMORY = {

@@ -8,25 +8,18 @@
 // first: messages and chunks of every pair before.
 //
 // `correct` must pass. The other variants have one planted bug each (planted.h) and must not.
-#include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <random>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "cpu/p2p.h"
-#include "planted.h"
-#include "words.h"
+#include "thread_ranks.h"
+#include "transfer_of.h"
 
 using namespace fastcoll;
 
 namespace {
 
 thread_local std::minstd_rand pause_random;
-size_t region_bytes = 0;
-std::byte* first_region = nullptr;
 
 template <class Base>
 struct Perturbed : Base {
@@ -79,11 +72,11 @@ std::vector<Planned> draw(std::mt19937_64& random, int world_size) {
 struct Running {
   const Planned* planned;
   std::vector<uint64_t> data;
-  std::shared_ptr<Transfer> transfer = std::make_shared<Transfer>();
+  std::shared_ptr<Transfer> transfer;
 };
 
 // The transfers of one rank: those of one pair, side and tag in their order, all others mixed.
-std::vector<Running> transfers_of(const std::vector<Planned>& all, int rank) {
+std::vector<Running> transfers_of(const std::vector<Planned>& all, int rank, double timeout_s) {
   std::vector<Running> mine;
   std::map<std::tuple<bool, int, uint32_t>, std::vector<const Planned*>> queues;
   for (const Planned& one : all) {
@@ -95,16 +88,12 @@ std::vector<Running> transfers_of(const std::vector<Planned>& all, int rank) {
     const auto [sends, peer, tag] = queue->first;
     Running& one = mine.emplace_back();
     one.planned = queue->second.front();
-    one.data.assign(one.planned->numel + 1, 0);
-    for (size_t i = 0; sends && i < one.planned->numel; ++i)
-      one.data[i] = value_of(*one.planned, i);
-    Transfer& transfer = *one.transfer;
-    transfer.sends = sends;
-    transfer.peer = peer;
-    transfer.tag = tag;
-    transfer.dtype = DType::uint64;
-    transfer.numel = one.planned->numel;
-    transfer.num_bytes = one.planned->numel * sizeof(uint64_t);
+    const size_t numel = one.planned->numel;
+    one.data.assign(numel + 1, 0);
+    for (size_t i = 0; sends && i < numel; ++i) one.data[i] = value_of(*one.planned, i);
+    const auto bytes = bytes_of(one.data).first(numel * sizeof(uint64_t));
+    one.transfer = transfer_of(sends, peer, DType::uint64, bytes, timeout_s);
+    one.transfer->tag = tag;
     queue->second.erase(queue->second.begin());
     if (queue->second.empty()) queues.erase(queue);
   }
@@ -112,31 +101,23 @@ std::vector<Running> transfers_of(const std::vector<Planned>& all, int rank) {
 }
 
 template <class P>
-void run_rank(const std::vector<Planned>& all, int world_size, int rank, uint64_t seed,
-              bool may_copy, double timeout_s) {
+void run_rank(const std::vector<Planned>& all, const std::vector<std::byte*>& regions, int rank,
+              uint64_t seed, double timeout_s) {
   pause_random.seed(uint32_t(mix64(seed * 64 + uint64_t(rank))));
-  GroupOptions options;
-  options.rank = rank;
-  options.world_size = world_size;
-  options.name = "threads";
-  options.timeout_s = timeout_s;
+  GroupOptions options = options_of(rank, regions, timeout_s);
   // Crowded: all allowed copies are made. Else a waiting rank sends chunks; others are copied from.
   const bool is_crowded = seed % 4 == 0;
-  if (!is_crowded) options.num_cpus = world_size;
-  for (int peer = 0; peer < world_size; ++peer)
-    options.regions[size_t(peer)] = first_region + size_t(peer) * region_bytes;
+  if (!is_crowded) options.num_cpus = options.world_size;
   Group<Perturbed<P>> group(options);
   PointToPoint<Perturbed<P>> engine(group);
-  if (may_copy) engine.allow_single_copy(seed % 8 == 0);
+  if (seed % 2 == 0) engine.allow_single_copy(seed % 8 == 0);
   Host host;
-  std::vector<Running> mine = transfers_of(all, rank);
+  std::vector<Running> mine = transfers_of(all, rank, timeout_s);
   // Sometimes another thread of the rank makes the progress, and this one only looks at `done`.
   const bool is_driven = seed % 6 == 0;
   std::jthread driver;
   try {
     for (Running& one : mine) {
-      one.transfer->data = reinterpret_cast<std::byte*>(one.data.data());
-      one.transfer->timeout_s = timeout_s;
       // Whether it is said to be waited for: it is, but the receiver does not know.
       if (seed % 3 == 0) engine.start({&one.transfer, 1}, host);
       else engine.post(one.transfer, host);
@@ -171,22 +152,16 @@ int run_all(uint64_t num_seeds, double timeout_s, uint64_t first) {
     std::mt19937_64 random(seed);
     const int world_size = 1 + int(random() % 4);
     const std::vector<Planned> all = draw(random, world_size);
-    region_bytes = mapped_bytes(world_size);
-    first_region =
-        static_cast<std::byte*>(std::aligned_alloc(4096, size_t(world_size) * region_bytes));
-    std::memset(first_region, 0, size_t(world_size) * region_bytes);
-    set_words(first_region, region_bytes);
-    for (int i = 0; i < world_size * world_size; ++i) {
-      std::byte* region = first_region + size_t(i / world_size) * region_bytes;
-      auto& channel = pair_channel(region, i % world_size, world_size);
-      channel.offered.value = channel.sent.value = channel.received.value = first;
-    }
-    std::vector<std::thread> ranks;
-    for (int rank = 0; rank < world_size; ++rank)
-      ranks.emplace_back(
-          [&, rank] { run_rank<P>(all, world_size, rank, seed, seed % 2 == 0, timeout_s); });
-    for (std::thread& rank : ranks) rank.join();
-    std::free(first_region);
+    const size_t region_bytes = mapped_bytes(world_size);
+    const Memory memory = zeroed_pages(size_t(world_size) * region_bytes);
+    const auto regions = regions_in(memory, world_size, region_bytes);
+    set_words(memory.get(), region_bytes);
+    for (std::byte* region : regions)
+      for (int peer = 0; peer < world_size; ++peer) {
+        auto& channel = pair_channel(region, peer, world_size);
+        channel.offered.value = channel.sent.value = channel.received.value = first;
+      }
+    run_ranks(world_size, [&](int rank) { run_rank<P>(all, regions, rank, seed, timeout_s); });
   }
   std::printf("ok: %d seeds\n", int(num_seeds));
   return 0;
@@ -195,12 +170,5 @@ int run_all(uint64_t num_seeds, double timeout_s, uint64_t first) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string name = argc > 1 ? argv[1] : "correct";
-  const uint64_t num_seeds = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 20;
-  const double timeout_s = argc > 3 ? std::strtod(argv[3], nullptr) : 60;
-  const uint64_t first = argc > 4 ? std::strtoull(argv[4], nullptr, 0) : 0;
-  if (name == "correct") return run_all<StdAtomics>(num_seeds, timeout_s, first);
-  if (planted::plant(name)) return run_all<planted::Atomics>(num_seeds, timeout_s, first);
-  std::fprintf(stderr, "unknown variant %s\n", name.c_str());
-  return 2;
+  return run_stress(argc, argv, []<class P>(P, auto... limits) { return run_all<P>(limits...); });
 }

@@ -9,21 +9,13 @@
 // show that this test can see such a bug.
 #include <sched.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdio>
-#include <cstdlib>
 #include <random>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "cpu/halves.h"
 #include "hand_programs.h"
-#include "planted.h"
 #include "random_steps.h"
 #include "step_data.h"
-#include "words.h"
+#include "thread_ranks.h"
 
 using namespace fastcoll;
 using namespace steps;
@@ -63,24 +55,17 @@ struct Perturbed : Base {
 
 constexpr int kCallsPerSeed = 40;
 
-// Memory of all ranks, shared by the threads; all regions in one block, see word_of.
+// Memory of all ranks, shared by the threads.
 struct Machine {
-  explicit Machine(int world_size) {
-    auto* first_region =
-        static_cast<std::byte*>(std::aligned_alloc(4096, size_t(world_size) * kRegionBytes));
-    set_words(first_region, kRegionBytes);
-    std::memset(first_region, 0, size_t(world_size) * kRegionBytes);
-    for (int rank = 0; rank < world_size; ++rank) {
-      regions.push_back(first_region + size_t(rank) * kRegionBytes);
-      arenas.push_back(static_cast<std::byte*>(std::aligned_alloc(4096, kArenaBytes)));
-      std::memset(arenas.back(), 0, kArenaBytes);
-    }
+  explicit Machine(int world_size)
+      : memory(zeroed_pages(size_t(world_size) * kRegionBytes)),
+        regions(regions_in(memory, world_size, kRegionBytes)),
+        arenas(world_size, kArenaBytes) {
+    set_words(regions[0], kRegionBytes);
   }
-  ~Machine() {
-    std::free(regions[0]);
-    for (std::byte* ptr : arenas) std::free(ptr);
-  }
-  std::vector<std::byte*> regions, arenas;
+  const Memory memory;
+  const std::vector<std::byte*> regions;
+  const Pieces arenas;
 };
 
 const std::string kReason = "reason of rank ";
@@ -135,31 +120,21 @@ void run_somehow(Call<P>& call, Host& host, std::minstd_rand& random) {
 }
 
 template <class P>
-void run_rank(Machine& machine, int world_size, int rank, const std::vector<Step>& steps,
+void run_rank(const Machine& machine, int world_size, int rank, const std::vector<Step>& steps,
               uint64_t seed, double timeout_s, uint64_t first_call, std::string& verdict) {
   std::minstd_rand random(uint32_t(mix64(seed * 64 + uint64_t(rank))));
   pause_random.seed(random());
-  GroupOptions options;
-  options.rank = rank;
-  options.world_size = world_size;
-  options.name = "threads";
-  options.timeout_s = timeout_s;
+  GroupOptions options = options_of(rank, machine.regions, timeout_s);
   options.first_call = first_call;
-  for (int peer = 0; peer < world_size; ++peer)
-    options.regions[size_t(peer)] = machine.regions[size_t(peer)];
   Group<Perturbed<P>> group(options);
-  Arena arena;
-  arena.num_bytes = kArenaBytes;
-  for (int peer = 0; peer < world_size; ++peer)
-    arena.bases[size_t(peer)] = machine.arenas[size_t(peer)];
-  group.arenas().push_back(arena);
+  group.arenas().push_back(arena_of(machine.arenas.bases, kArenaBytes));
 
   Host host;
   Buffers buffers;
   std::vector<int32_t> apart;
   try {
     for (const Step& step : steps) {
-      place(buffers, step, world_size, rank, machine.arenas[size_t(rank)], random);
+      place(buffers, step, world_size, rank, machine.arenas.bases[size_t(rank)], random);
       apart.assign(random() % 2 ? (step.plan.numel + 16) * size_t(world_size) : 0, 0);
       if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
       if (step.plan.splits == kCountedSplits || !step.numels.empty()) {
@@ -215,14 +190,11 @@ int run_all(uint64_t num_seeds, double timeout_s, uint64_t first_call) {
     std::vector<Step> steps;
     for (int i = 0; i < kCallsPerSeed; ++i) steps.push_back(draw_step(random, world_size));
     Machine machine(world_size);
-    std::vector<std::thread> ranks;
     std::vector<std::string> verdicts(static_cast<size_t>(world_size));
-    for (int rank = 0; rank < world_size; ++rank)
-      ranks.emplace_back([&, rank] {
-        run_rank<P>(machine, world_size, rank, steps, seed, timeout_s, first_call,
-                    verdicts[size_t(rank)]);
-      });
-    for (std::thread& rank : ranks) rank.join();
+    run_ranks(world_size, [&](int rank) {
+      run_rank<P>(machine, world_size, rank, steps, seed, timeout_s, first_call,
+                  verdicts[size_t(rank)]);
+    });
     for (const std::string& verdict : verdicts)
       if (verdict != verdicts[0] || (seed % 4 == 0 && verdict.empty())) {
         std::fprintf(stderr, "WRONG: one rank raised \"%s\", another \"%s\"\n", verdicts[0].c_str(),
@@ -237,12 +209,5 @@ int run_all(uint64_t num_seeds, double timeout_s, uint64_t first_call) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string name = argc > 1 ? argv[1] : "correct";
-  const uint64_t num_seeds = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 20;
-  const double timeout_s = argc > 3 ? std::strtod(argv[3], nullptr) : 60;
-  const uint64_t first_call = argc > 4 ? std::strtoull(argv[4], nullptr, 0) : 0;
-  if (name == "correct") return run_all<StdAtomics>(num_seeds, timeout_s, first_call);
-  if (planted::plant(name)) return run_all<planted::Atomics>(num_seeds, timeout_s, first_call);
-  std::fprintf(stderr, "unknown variant %s\n", name.c_str());
-  return 2;
+  return run_stress(argc, argv, []<class P>(P, auto... limits) { return run_all<P>(limits...); });
 }

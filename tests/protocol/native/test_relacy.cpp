@@ -17,6 +17,7 @@
 #include "cpu/p2p.h"
 #include "hand_programs.h"
 #include "relacy_atomics.h"
+#include "transfer_of.h"
 
 // See relacy_machine.cpp.
 [[gnu::noinline]] void* operator new(size_t num_bytes) {
@@ -265,15 +266,9 @@ void run_p2p(int rank) {
   const auto received = std::make_unique<uint64_t[]>(kLongNumel);
   for (size_t m = 0; m < sizes.size(); ++m) {
     const bool sends = (int(m) % 5 == 4 ? 1 : 0) == rank;  // some go back
-    auto transfer = std::make_shared<Transfer>();
-    transfer->sends = sends;
-    transfer->peer = 1 - rank;
-    transfer->dtype = DType::uint64;
-    transfer->numel = sizes[m];
-    transfer->num_bytes = sizes[m] * sizeof(uint64_t);
-    transfer->timeout_s = 1e9;
     uint64_t* data = sends ? sent[rank] : received.get();
-    transfer->data = reinterpret_cast<std::byte*>(data);
+    auto transfer = transfer_of(sends, 1 - rank, DType::uint64,
+                                std::as_writable_bytes(std::span(data, sizes[m])), 1e9);
     for (size_t i = 0; i < sizes[m]; ++i) data[i] = sends ? m * 1000 + i : 0;
     // Whether the sender says that it waits: by chance of the message.
     if (!kCrowded && m % 2 == 0) engine->start({&transfer, 1}, host);

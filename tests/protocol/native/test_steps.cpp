@@ -4,13 +4,7 @@
 // thread (lone_world.h).
 //
 //   test_steps
-#include <algorithm>
-#include <cstdio>
 #include <cstring>
-#include <functional>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "lone_world.h"
 
@@ -144,7 +138,7 @@ void skip_slots() {
     group.begin(kBarrier, {.num_segments = 1, .stages = stages}, world.host(0), kLimitS);
     const auto start = size_t(group.slot(0, 0) - group.options().regions[0]) - kScratchOffsetBytes;
     world.leave(0);
-    return int64_t(start / kSlotBytes);
+    return start / kSlotBytes;
   };
   require_equal(next_slot(true), 0, "the first slot");
   require_equal(next_slot(true), 1, "the next one");
@@ -223,13 +217,11 @@ void place_tensors() {
   }
   group.arenas().push_back({});  // one that was removed
   std::byte* base = memory + kBytes;
-  require_equal(int64_t(group.locate(base, kBytes)), int64_t(Location::encode(0, 0)), "all of it");
-  require_equal(int64_t(group.locate(base + 8, kBytes - 8)), int64_t(Location::encode(0, 8)),
-                "its end");
-  require_equal(int64_t(group.locate(base + 3 * kBytes, 1)), int64_t(Location::encode(1, 0)),
-                "another arena");
+  require_equal(group.locate(base, kBytes), Location::encode(0, 0), "all of it");
+  require_equal(group.locate(base + 8, kBytes - 8), Location::encode(0, 8), "its end");
+  require_equal(group.locate(base + 3 * kBytes, 1), Location::encode(1, 0), "another arena");
   for (const auto& [at, num_bytes] : {std::pair{0, kBytes + 1}, {-1, size_t{2}}, {4096, size_t{1}}})
-    require_equal(int64_t(group.locate(base + at, num_bytes)), Location::kStaged, "not in it");
+    require_equal(group.locate(base + at, num_bytes), Location::kStaged, "not in it");
 
   require(group.resolve(1, Location::kStaged, 0, 1 << 30) == nullptr, "what is staged");
   require(group.resolve(1, Location::encode(0, 0), 0, kBytes) == memory, "all of it");
@@ -258,8 +250,8 @@ void place_tensors() {
     broken.group(0).arenas() = group.arenas();
     const Seen seen =
         error_of([&] { broken.group(0).resolve(1, one.location, one.start, one.num_bytes); });
-    require(seen.text.find("rank 1 published a place") != std::string::npos, "a place outside");
-    require_equal(int64_t(seen.ranks), 2, "whose place it was");
+    require_part(seen.text, "rank 1 published a place");
+    require_equal(seen.ranks, 2, "whose place it was");
   }
 }
 
@@ -274,9 +266,9 @@ void note_calls() {
     if (traces)
       require(int64_t(call.began_us) >= before_us && call.ended_us >= call.began_us, "its times");
     else require(world.pad(0).ring[1].began_us == 0 && world.pad(0).ring[1].ended_us == 0, "none");
-    require_equal(int64_t(call.end_segment), 1, "the segment behind it");
+    require_equal(call.end_segment, 1, "the segment behind it");
     const Seen seen = error_of([&] { world.group(0).time_one_way_flag(1, world.host(0)); });
-    require(seen.text.starts_with("between calls, after #1 in group"), seen.text);
+    require_start(seen.text, "between calls, after #1 in group");
   }
 }
 
@@ -286,7 +278,7 @@ void write_entries() {
   int num_looks = 0;
   world.host(0).on_site = [&] {
     const uint64_t call = world.group(0).call();
-    require_equal(int64_t(world.pad(0).ring[call % kRingEntries].sequence), int64_t(2 * call - 1),
+    require_equal(world.pad(0).ring[call % kRingEntries].sequence, 2 * call - 1,
                   "an entry that is written");
     ++num_looks;
   };
@@ -303,13 +295,13 @@ void count_calls() {
   world.all();
   wait_in_vain(world);
   const std::vector<VerbCount> counts = read_counts<P>(world.pad(0));
-  require_equal(int64_t(counts.size()), kNumVerbs, "verbs");
+  require_equal(counts.size(), kNumVerbs, "verbs");
   for (int verb = 0; verb < kNumVerbs; ++verb) {
     const VerbCount& count = counts[size_t(verb)];
     const bool reduces = Verb(verb) == Verb::all_reduce, waits = Verb(verb) == Verb::barrier;
-    require_equal(int64_t(count.calls), reduces || waits ? 2 : 0, "calls of a verb");
-    require_equal(int64_t(count.num_bytes), reduces ? 24 : 0, "bytes of a verb");
-    require_equal(int64_t(count.waited_us), 0, "a wait that failed counts for none");
+    require_equal(count.calls, reduces || waits ? 2 : 0, "calls of a verb");
+    require_equal(count.num_bytes, reduces ? 24 : 0, "bytes of a verb");
+    require_equal(count.waited_us, 0, "a wait that failed counts for none");
   }
   World waiting(2);
   waiting.host(0).hook = [&, is_first = true]() mutable {
@@ -337,6 +329,4 @@ int main() {
   note_calls();
   write_entries();
   count_calls();
-  std::printf("ok\n");
-  return 0;
 }

@@ -3,9 +3,6 @@
 // All ranks are in one thread (lone_world.h).
 //
 //   test_timeouts
-#include <cstdio>
-#include <functional>
-#include <string>
 #include <thread>
 
 #include "lone_world.h"
@@ -184,8 +181,7 @@ void tell_when_ranks_came() {
     const Seen seen =
         error_of([&] { run(world.group(0), kBarrier, nullptr, nullptr, world.host(0), 0); });
     const std::string text = without_times(seen.text);
-    require(text.find("rank 1 (entered barrier() #1, but did not finish") != std::string::npos,
-            text);
+    require_part(text, "rank 1 (entered barrier() #1, but did not finish");
   }
   {  // An entry that can't be read.
     World world(2);
@@ -253,7 +249,7 @@ void note_waits() {
     require(entry(2).wait_ended_us >= entry(2).wait_began_us, "a wait that is over");
     require(before_us == 0 || entry(2).wait_began_us == before_us, "a second wait");
   }
-  require_equal(int64_t(world.group(0).awaited_by(0)), 0, "of a rank whose wait is over");
+  require_equal(world.group(0).awaited_by(0), 0, "of a rank whose wait is over");
 }
 
 void find_awaited_ranks() {
@@ -261,21 +257,21 @@ void find_awaited_ranks() {
   world.all();
   world.enter(0);
   world.arrive(3);
-  require_equal(int64_t(world.group(3).awaited_by(0)), 0, "of a rank that does not wait");
+  require_equal(world.group(3).awaited_by(0), 0, "of a rank that does not wait");
   Descriptor& entry = world.pad(0).ring[2];
   entry.wait_began_us = 5;
   entry.timed_call = 2;
   P::store_relaxed(world.pad(1).blocked.value, 1);
-  require_equal(int64_t(world.group(3).awaited_by(0)), 4, "but for those that wait elsewhere");
+  require_equal(world.group(3).awaited_by(0), 4, "but for those that wait elsewhere");
   world.arrive(2);
-  require_equal(int64_t(world.group(3).awaited_by(0)), 0, "all came, or wait elsewhere");
+  require_equal(world.group(3).awaited_by(0), 0, "all came, or wait elsewhere");
   P::store_relaxed(world.pad(1).blocked.value, 0);
-  require_equal(int64_t(world.group(3).awaited_by(0)), 2, "the last one");
+  require_equal(world.group(3).awaited_by(0), 2, "the last one");
   entry.wait_ended_us = 6;
-  require_equal(int64_t(world.group(3).awaited_by(0)), 0, "of a rank whose wait is over");
+  require_equal(world.group(3).awaited_by(0), 0, "of a rank whose wait is over");
   entry.wait_ended_us = 0;
   entry.words[0] = ~uint64_t{0};
-  require_equal(int64_t(world.group(3).awaited_by(0)), 0, "of an entry that can't be read");
+  require_equal(world.group(3).awaited_by(0), 0, "of an entry that can't be read");
 }
 
 // ---- between calls ------------------------------------------------------------------------------
@@ -295,8 +291,8 @@ void wait_between_calls() {
   world.host(0).hook = {};
   const Seen seen = error_of([&] { world.group(0).time_one_way_flag(1, world.host(0)); });
   const std::string start = "between calls, after #2" + place(0, 2) + " waited T s for rank 1";
-  require(without_times(seen.text).starts_with(start), seen.text);
-  require(seen.text.find(". Plan: none. If") != std::string::npos, seen.text);
+  require_start(without_times(seen.text), start);
+  require_part(seen.text, ". Plan: none. If");
 }
 
 // A call that ran whole is over.
@@ -306,7 +302,7 @@ void wait_behind_a_call() {
   run(world.group(0), kBarrier, nullptr, nullptr, world.host(0), 60);
   const Seen seen = error_of([&] { world.group(0).time_one_way_flag(1, world.host(0)); });
   const std::string start = "between calls, after #1" + place(0, 2) + " waited T s for rank 1";
-  require(without_times(seen.text).starts_with(start), seen.text);
+  require_start(without_times(seen.text), start);
 }
 
 // A step outside of calls has the group's limit, which may change.
@@ -322,7 +318,7 @@ void keep_limits() {
       const Seen seen = error_of([&] { step(world); });
       require(now_us() - start_us >= 200000, "the limit of the group");
       const std::string start = "between calls, after #0" + place(0, 2) + " waited T s for rank 1";
-      require(without_times(seen.text).starts_with(start), seen.text);
+      require_start(without_times(seen.text), start);
     }
   }
 }
@@ -342,8 +338,7 @@ void time_flags() {
       require(size == 1 ? seconds[0] == 0 : seconds[0] > 0 && seconds[1] > 0, "a time");
       require(seconds[0] * 100 <= took * 1.01 + 1e-5, "no more than it took");
       for (int rank = 0; rank < std::min(size, 2); ++rank)
-        require_equal(int64_t(world.pad(rank).ping.value), size == 1 ? 0 : 50 * (round + 1),
-                      "flags");
+        require_equal(world.pad(rank).ping.value, size == 1 ? 0 : 50 * (round + 1), "flags");
     }
     if (size == 3)
       require(world.group(2).time_one_way_flag(50, world.host(2)) == 0, "a rank that has no part");
@@ -364,6 +359,4 @@ int main() {
   wait_behind_a_call();
   keep_limits();
   time_flags();
-  std::printf("ok\n");
-  return 0;
 }

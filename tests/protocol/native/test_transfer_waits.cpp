@@ -4,13 +4,7 @@
 //
 //   test_transfer_waits
 #include <atomic>
-#include <cstdio>
-#include <functional>
-#include <memory>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "lone_machine.h"
 #include "lone_pairs.h"
@@ -125,7 +119,7 @@ void yield_again() {
     const double limit_s = 1e-6 * (2 * Company::kBurstUs + 600);
     require(!pairs.engine(0).wait(*awaited.transfer, pairs.world.host(0), limit_s), "no message");
     const std::string start = has_stranger ? "1 x yield, 6 x nap" : "65 x yield, 1 x barrier";
-    require(machine::take_steps().starts_with(start), start);
+    require_start(machine::take_steps(), start);
   }
 }
 
@@ -162,8 +156,7 @@ void tell_of_others() {
     void blocking() override { is_told = true; }
     std::atomic<bool> is_told{false};
   } host;
-  auto one = std::make_shared<Transfer>();
-  one->peer = 1;
+  auto one = transfer_of(false, 1, DType::uint8, {});
   std::thread other;
   P::on_load = [&, is_first = true](const uint64_t&) mutable {  // in the middle of a look
     if (!std::exchange(is_first, false)) return;
@@ -188,26 +181,11 @@ void show_blocked_waits() {
 
 // ---- large messages: in chunks, or copied out of the sender's memory ----------------------------
 
-struct Large {
-  Pairs pairs;
-  Posted send, receive;
+struct Large : Pairs {
   explicit Large(bool is_crowded, bool copies_always)
-      : pairs(2, [&](GroupOptions& options) { options.num_cpus = is_crowded ? 1 : 2; }) {
+      : Pairs(2, [&](GroupOptions& options) { options.num_cpus = is_crowded ? 1 : 2; }) {
     machine::clear();
-    for (const int rank : {0, 1}) pairs.engine(rank).allow_single_copy(copies_always);
-  }
-  std::shared_ptr<Transfer> start(int rank, std::vector<std::byte>& data, bool sends) {
-    auto one = std::make_shared<Transfer>();
-    one->sends = sends;
-    one->peer = 1 - rank;
-    one->tag = 5;
-    one->dtype = DType::int32;
-    one->numel = data.size() / 4;
-    one->num_bytes = data.size();
-    one->data = data.data();
-    one->timeout_s = 60;
-    pairs.engine(rank).start({&one, 1}, pairs.world.host(rank));
-    return one;
+    for (const int rank : {0, 1}) engine(rank).allow_single_copy(copies_always);
   }
 };
 
@@ -221,15 +199,15 @@ void choose_copies() {
         const bool copies = is_crowded || always || !is_awaited;
         Posted send;
         std::shared_ptr<Transfer> started;
-        if (is_awaited) send = large.pairs.send(1, 0, kLarge, 5, 3);
+        if (is_awaited) send = large.send(1, 0, kLarge, 5, 3);
         else started = large.start(1, data, true);
         const auto receive = large.start(0, got, false);
         for (int i = 0; i < 4; ++i) {
-          large.pairs.engine(0).look(*receive);
+          large.engine(0).look(*receive);
           machine::time_us += 1;
         }
         require_equal(bool(receive->done), copies, "whether the receiver copies alone");
-        const uint64_t kinds = channel_of(large.pairs, 1, 0).messages[0].tag_and_dtype;
+        const uint64_t kinds = channel_of(large, 1, 0).messages[0].tag_and_dtype;
         require_equal((kinds & fastcoll::Message::kWaited) != 0, is_awaited, "a sender that waits");
       }
 }
@@ -243,7 +221,7 @@ void copy_exchanged_messages() {
        {Bytes{kLeast, kLeast}, {kLeast - 4, kLeast}, {0, kLeast}, {kLeast, kLeast - 4}}) {
     Large large(false, false);
     std::vector<std::byte> got(received), data(sent);
-    const Posted send = large.pairs.send(1, 0, received, 5, 3);
+    const Posted send = large.send(1, 0, received, 5, 3);
     if (sent != 0) large.start(0, data, true);
     const auto receive = large.start(0, got, false);
     const bool copies = sent == kLeast && received == kLeast;
@@ -286,11 +264,11 @@ void end_broken_transfers() {
     Large large(false, true);
     std::vector<std::byte> data(kLarge), got(kLarge);
     const auto send = large.start(0, data, true);
-    const Seen seen = wait_broken(large.pairs, *send, [&] {
+    const Seen seen = wait_broken(large, *send, [&] {
       if (!takes) return;
       const auto receive = large.start(1, got, false);
       machine::time_us += kPatrolUs;  // its patience
-      large.pairs.engine(1).look(*receive);
+      large.engine(1).look(*receive);
     });
     require_equal(seen.text, takes ? "no error" : "why" + kOver, "a message that was copied");
   }
@@ -308,27 +286,24 @@ void end_broken_transfers() {
 void show_polling() {
   for (const bool waits_for_other : {true, false}) {
     Large large(true, true);
-    Pairs& pairs = large.pairs;
-    const uint64_t& polling = pairs.world.pad(0).polling.value;
+    const uint64_t& polling = large.world.pad(0).polling.value;
     std::vector<std::byte> data(kLarge);
     std::shared_ptr<Transfer> started = large.start(0, data, true);
-    require_equal(int64_t(polling), 0, "nobody waits");
-    Posted other = waits_for_other ? pairs.receive(0, 1, 8) : Posted{};
-    require_equal(int64_t(polling), waits_for_other, "its starter waits for it next");
+    require_equal(polling, 0, "nobody waits");
+    Posted other = waits_for_other ? large.receive(0, 1, 8) : Posted{};
+    require_equal(polling, waits_for_other, "its starter waits for it next");
     const Transfer& awaited = waits_for_other ? *other.transfer : *started;
     Counter stores(P::on_store, polling);
     int num_seen = 0;
     machine::on_yield = [&] { num_seen += polling == 1; };
-    require(!pairs.engine(0).wait(const_cast<Transfer&>(awaited), pairs.world.host(0), 0.001),
+    require(!large.engine(0).wait(const_cast<Transfer&>(awaited), large.world.host(0), 0.001),
             "nobody takes it");
     require(num_seen > 0 && polling == 0, "as long as it waits");
     require_equal(stores.count, waits_for_other ? 1 : 2, "no more stores than changes");
     // Small ones need no look after them.
     Pairs small(2);
     const Posted receive = small.receive(0, 1, 8);
-    machine::on_yield = [&] {
-      require_equal(int64_t(small.world.pad(0).polling.value), 0, "small");
-    };
+    machine::on_yield = [&] { require_equal(small.world.pad(0).polling.value, 0, "small"); };
     small.engine(0).wait(*receive.transfer, small.world.host(0), 0.001);
   }
   // A thread that drives does not look all the time.
@@ -337,11 +312,11 @@ void show_polling() {
   const std::shared_ptr<Transfer> one = large.start(0, data, true);
   Posted receive;
   machine::on_sleep = [&, naps = 0]() mutable {
-    require_equal(int64_t(large.pairs.world.pad(0).polling.value), 0, "a thread that drives");
-    if (++naps == 3) receive = large.pairs.receive(1, 0, kLarge);
-    if (naps > 3) large.pairs.look(1, receive);
+    require_equal(large.world.pad(0).polling.value, 0, "a thread that drives");
+    if (++naps == 3) receive = large.receive(1, 0, kLarge);
+    if (naps > 3) large.look(1, receive);
   };
-  large.pairs.engine(0).drive(large.pairs.world.host(0));
+  large.engine(0).drive(large.world.host(0));
   require(one->done, "a message that was copied");
 }
 
@@ -355,19 +330,19 @@ void be_patient() {
     const auto receive = large.start(0, got, false);
     require(!receive->done, "a moment");
     if (drives) {
-      large.pairs.engine(0).drive(large.pairs.world.host(0));
-      require(machine::take_steps().starts_with("80 x nap of 250"), "it copies at its first look");
+      large.engine(0).drive(large.world.host(0));
+      require_start(machine::take_steps(), "80 x nap of 250");
     }
     machine::time_us += 2;
-    require_equal(large.pairs.engine(0).look(*receive), drives, "the moment is not over");
+    require_equal(large.engine(0).look(*receive), drives, "the moment is not over");
     machine::time_us += 1;
-    require(large.pairs.engine(0).look(*receive), "it is over");
+    require(large.engine(0).look(*receive), "it is over");
   }
   Large large(false, false);
   std::vector<std::byte> data(kLarge, std::byte{3}), got(kLarge);
   const auto send = large.start(1, data, true);
   const auto receive = large.start(0, got, false);
-  large.pairs.engine(0).wait(*receive, large.pairs.world.host(0), 0);
+  large.engine(0).wait(*receive, large.world.host(0), 0);
   require_equal(machine::take_steps(), "1 x yield", "a rank that waits is patient");
 }
 
@@ -387,6 +362,4 @@ int main() {
   end_broken_transfers();
   show_polling();
   be_patient();
-  std::printf("ok\n");
-  return 0;
 }

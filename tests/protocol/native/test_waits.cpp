@@ -3,11 +3,6 @@
 // looks for the reason or for a better CPU. The operating system is lone_machine.h.
 //
 //   test_waits
-#include <cstdio>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "lone_machine.h"
 #include "lone_world.h"
 
@@ -39,7 +34,7 @@ void wait_in_calls() {
         std::vector<int64_t> patrols;
         const int64_t start_us = machine::time_us;
         world.host(0).hook = [&] { patrols.push_back(machine::time_us - start_us); };
-        require_equal(int64_t(wait_in_vain(world).kind), int64_t(ErrorKind::timeout), "a limit");
+        require_equal(wait_in_vain(world).kind, ErrorKind::timeout, "a limit");
         const int num_spins = is_crowded ? P::kSpinsIfCrowded : P::kSpins;
         require_equal(seen[0], 1 + (is_here ? 0 : num_spins), "looks before the first yield");
         for (int i = 1; i <= P::kYields; ++i)
@@ -48,8 +43,7 @@ void wait_in_calls() {
                         "looks from one yield to the next");
         const std::string sleep = has_barrier ? "20000" : "2000";
         const std::string steps = machine::take_steps();
-        require(steps.starts_with("64 x yield, 1 x barrier, 1 x sleep of " + sleep + " at 9, 64 x"),
-                steps);
+        require_start(steps, "64 x yield, 1 x barrier, 1 x sleep of " + sleep + " at 9, 64 x");
         // 640 us of yields, then a sleep, and so on.
         require_equal(patrols[0], 640 + std::stoi(sleep) + 640, "the first look for the reason");
         require_equal(patrols[1] - patrols[0], 640 + std::stoi(sleep), "and the next one");
@@ -188,7 +182,7 @@ void stop_spinning() {
   machine::on_sleep = [&] { world.arrive(1); };
   world.group(0).wait_arrival(1);
   P::on_load = {};
-  require(machine::take_steps().starts_with("1 x barrier"), "a rank that was held up sleeps");
+  require_start(machine::take_steps(), "1 x barrier");
 }
 
 // Once most of the last waits were longer, a rank yields at once, and once they are not, it spins.
@@ -245,6 +239,4 @@ int main() {
   stop_spinning();
   lose_patience();
   spread_ranks();
-  std::printf("ok\n");
-  return 0;
 }

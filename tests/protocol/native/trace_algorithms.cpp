@@ -9,23 +9,19 @@
 // take notes. `lose`: rank 0's notes of copies are lost, for a test of the test.
 #include <array>
 #include <atomic>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <set>
-#include <string>
-#include <thread>
 #include <tuple>
-#include <vector>
 
 #include "cpu/run.h"
+#include "thread_ranks.h"
 
 using namespace fastcoll;
 
 namespace {
 
 int world_size = 0;
-std::byte* regions = nullptr;  // of all ranks, one after another
+Memory memory;                 // of all ranks, one after another
+std::byte* regions = nullptr;  // the same
 bool loses_copies = false;
 
 struct Notes {
@@ -128,13 +124,7 @@ void finish(void* dst, const void* acc, size_t numel, int) {
 constexpr PartialFns kPartialFns = {load, accumulate, finish};
 
 void run_rank(int rank, const Plan& plan, size_t in_numel, size_t out_numel, Notes& result) {
-  GroupOptions options;
-  options.rank = rank;
-  options.world_size = world_size;
-  options.name = "trace";
-  for (int peer = 0; peer < world_size; ++peer)
-    options.regions[size_t(peer)] = regions + size_t(peer) * kRegionBytes;
-  Group<Traced> group(options);
+  Group<Traced> group(options_of(rank, regions_in(memory, world_size, kRegionBytes), 30));
   Host host;
   std::vector<int32_t> input(in_numel, rank + 1), output(out_numel);
   notes.rank = rank;
@@ -199,17 +189,14 @@ int main(int argc, char** argv) {
   const bool gets_parts =
       plan.verb == Verb::all_gather || plan.verb == Verb::gather || plan.verb == Verb::all_to_all;
   const size_t world = size_t(world_size);
-  regions = static_cast<std::byte*>(std::aligned_alloc(4096, world * kRegionBytes));
-  std::memset(regions, 0, world * kRegionBytes);
+  memory = zeroed_pages(world * kRegionBytes);
+  regions = memory.get();
   writers = std::vector<std::atomic<uint8_t>>(world * kRegionBytes / kLineBytes);
   std::vector<Notes> all(world);
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < world_size; ++rank)
-    ranks.emplace_back([&, rank] {
-      run_rank(rank, plan, plan.numel * (gives_parts ? world : 1),
-               plan.numel * (gets_parts ? world : 1), all[size_t(rank)]);
-    });
-  for (std::thread& rank : ranks) rank.join();
+  run_ranks(world_size, [&](int rank) {
+    run_rank(rank, plan, plan.numel * (gives_parts ? world : 1),
+             plan.numel * (gets_parts ? world : 1), all[size_t(rank)]);
+  });
   std::printf("[");
   for (size_t rank = 0; rank < world; ++rank) {
     std::printf("%s{", rank ? ",\n " : "");
@@ -221,5 +208,4 @@ int main(int argc, char** argv) {
     std::printf(", \"num_moves\": %zu}", all[rank].num_moves);
   }
   std::printf("]\n");
-  std::free(regions);
 }
