@@ -458,7 +458,7 @@ std::byte* Group<P>::resolve(int peer, uint64_t location, uint64_t start, uint64
   if (location == Location::kStaged) return nullptr;
   const auto arena_idx = size_t(Location::arena_idx(location));
   const uint64_t offset = Location::offset_bytes(location);
-  if constexpr (P::kChecksPlaces) {
+  if (P::kChecksPlaces) {
     const bool is_known = arena_idx < arenas_.size() && arenas_[arena_idx].bases[peer];
     const uint64_t size = is_known ? arenas_[arena_idx].num_bytes : 0;
     if (!is_known || offset > size || start > size - offset || num_bytes > size - offset - start)

@@ -44,7 +44,7 @@ BASELINE_LIMIT_S = 600
 # Of a wait, in place of the minute that a program allows: many mutations leave a rank waiting.
 WAIT_LIMIT_S = {"plain": "4", "address": "15", "thread": "15"}
 # Where a case of each program has the limit of a wait.
-WAIT_LIMIT_AT = {"test_protocol": 2, "test_p2p": 2, "test_failure": 1, "test_damage": 1}
+WAIT_LIMIT_AT = {"test_protocol": 2, "test_p2p": 2, "test_failure": 1}
 
 
 @dataclass(frozen=True)

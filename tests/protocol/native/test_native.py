@@ -43,7 +43,6 @@ PROGRAMS = {
     "test_rows": ("csrc/cpu/reduce*.cpp",),  # run by test_rows.py
     "test_wire": ("csrc/cpu/reduce*.cpp",),
     "test_protocol": ("csrc/cpu/*.cpp",),
-    "test_damage": ("csrc/cpu/*.cpp",),
     "test_p2p": SYSTEM,
     "test_failure": ("csrc/cpu/*.cpp",),
     "test_relacy": (
@@ -161,7 +160,6 @@ CASES = [
     Case("test_p2p", "plain", ("correct", "40", "60", "0xfffffffd")),
     Case("test_p2p", "thread", ("correct", "20")),
     Case("test_p2p", "address", ("correct", "20")),
-    Case("test_damage", "address", ("correct",)),
     Case("test_failure", "plain", ("correct",)),
     Case("test_failure", "address", ("correct",)),
     *(Case(program, build) for program in IN_TWO_BUILDS for build in ("plain", "address")),
@@ -181,7 +179,7 @@ CASES = [
     ),
     Case("test_p2p", "plain", ("unawaited_receiver", "200", "2"), "FAILED|WRONG"),
     Case(
-        "test_damage", "address", ("unchecked_places",), "AddressSanitizer|runtime error|Assertion"
+        "test_moves", "address", ("unchecked_places",), "AddressSanitizer|runtime error|Assertion"
     ),
     Case("test_failure", "plain", ("unchained_stamps",), "WRONG"),
     Case("test_failure", "plain", ("unwatched_copies",), "WRONG"),
