@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support import harness
-from tests.triton.ranks import World
+from tests.triton import ranks
+from tests.triton.ranks import Perform, World
 
 # Interpreted kernels on a loaded machine take ten times as long as on an idle one.
 DEADLINE_S = 240.0
@@ -30,6 +31,12 @@ def interpreters() -> Iterator[Callable[..., Any]]:
     yield start
     for pool in pools:
         pool.close()
+
+
+@pytest.fixture
+def perform(interpreters: Callable[..., Any], new_world: Callable[..., World]) -> Perform:
+    """`perform(n, cases)` makes calls on n ranks, in memory of their own."""
+    return lambda world, cases: interpreters(world)(ranks.perform, new_world(world), cases)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ is set.
 """
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,9 @@ class Report:
 
     outputs: list[np.ndarray]
     verdict: tuple[int, ...] | None
+
+
+Perform = Callable[[int, Sequence[Case]], list[Report]]
 
 
 def words_in(dtype: str, numel: int, rank: int, seed: int) -> np.ndarray:
