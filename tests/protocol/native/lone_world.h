@@ -54,6 +54,14 @@ extern template void fastcoll::run(Group<lone::P>&, const Plan&, const void*, vo
 
 namespace lone {
 
+// For a hook: acts when it is called first, and then no more.
+template <class Act>
+auto once(const Act& act) {
+  return [act, is_over = false](auto&&...) mutable {
+    if (!std::exchange(is_over, true)) act();
+  };
+}
+
 // Counts what happens to a word while it is there.
 class Counter {
  public:

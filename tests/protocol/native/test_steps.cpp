@@ -304,10 +304,7 @@ void count_calls() {
     require_equal(count.waited_us, 0, "a wait that failed counts for none");
   }
   World waiting(2);
-  waiting.host(0).hook = [&, is_first = true]() mutable {
-    if (is_first) waiting.arrive(1);
-    is_first = false;
-  };
+  waiting.host(0).hook = once([&] { waiting.arrive(1); });
   const int64_t start_us = now_us();
   require_equal(wait_in_vain(waiting).text, "no error", "a wait");
   const auto waited_us = int64_t(read_counts<P>(waiting.pad(0))[size_t(Verb::barrier)].waited_us);

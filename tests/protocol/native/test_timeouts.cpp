@@ -21,136 +21,88 @@ void require_timeout(World& world, const std::string& who, uint64_t ranks) {
 
 // ---- late ranks ---------------------------------------------------------------------------------
 
+const std::string kLongAgo = "more than T s ago";
+
+std::string never(int rank) { return "rank " + std::to_string(rank) + " (never called anything)"; }
+// Of ranks that came to the first call, and to the first alone.
+std::string unfinished(int rank, const std::string& when = kLongAgo) {
+  return "rank " + std::to_string(rank) + " (entered barrier() #1, " + when +
+         ", but did not finish its part)";
+}
+std::string missing(int rank, const std::string& state = "") {
+  return "rank " + std::to_string(rank) + " (entered barrier() #1, not #2, " + kLongAgo + state +
+         ")";
+}
+const std::string kHeldUp = "; rank 1 had to wait, too";
+
+// Rank 0 waits after its peers, two of them or one, have come so far.
+void require_late(const std::function<void(World&)>& come, const std::string& who, uint64_t ranks,
+                  int size = 3, const std::function<void(GroupOptions&)>& change = {}) {
+  World world(size, change);
+  come(world);
+  require_timeout(world, who, ranks);
+}
+void set_blocked(World& world, int rank) { P::store_relaxed(world.pad(rank).blocked.value, 1); }
+void begin_wait(World& world, int rank) {  // in the first call
+  world.pad(rank).ring[1].timed_call = 1;
+  world.pad(rank).ring[1].wait_began_us = uint64_t(now_us());
+}
+
 void name_late_ranks() {
-  {
-    World world(3);
-    require_timeout(world, "rank 1 (never called anything), rank 2 (never called anything)", 6);
-  }
-  {
-    World world(3, [](GroupOptions& options) { options.first_call = 7; });
-    require_timeout(world, "rank 1 (never called anything), rank 2 (never called anything)", 6);
-  }
-  {
-    World world(3);
-    world.all();
-    world.pass(2);
-    require_timeout(world, "rank 1 (entered barrier() #1, not #2, more than T s ago)", 2);
-  }
-  {  // It came to the call, and gave nothing.
-    World world(3);
-    world.enter(1);
-    world.pass(2);
-    require_timeout(
-        world, "rank 1 (entered barrier() #1, more than T s ago, but did not finish its part)", 2);
-  }
-  {  // Nor did a rank that is not awaited first.
-    World world(3);
-    world.pass(1);
-    world.enter(2);
-    require_timeout(
-        world, "rank 2 (entered barrier() #1, more than T s ago, but did not finish its part)", 4);
-  }
-  {  // A rank that gave its part may still wait for others.
-    World world(3);
-    world.arrive(1);
-    world.enter(2);
-    require_timeout(world,
-                    "rank 1 (entered barrier() #1, more than T s ago, but did not finish its "
-                    "part), rank 2 (entered barrier() #1, more than T s ago, but did not finish "
-                    "its part)",
-                    6);
-  }
+  const std::string nobody = never(1) + ", " + never(2);
+  require_late([](World&) {}, nobody, 6);
+  require_late([](World&) {}, nobody, 6, 3, [](GroupOptions& options) { options.first_call = 7; });
+  require_late([](World& world) { world.all(), world.pass(2); }, missing(1), 2);
+  // It came to the call, and gave nothing. Nor did a rank that is not awaited first.
+  require_late([](World& world) { world.enter(1), world.pass(2); }, unfinished(1), 2);
+  require_late([](World& world) { world.pass(1), world.enter(2); }, unfinished(2), 4);
+  // A rank that gave its part may still wait for others.
+  require_late([](World& world) { world.arrive(1), world.enter(2); },
+               unfinished(1) + ", " + unfinished(2), 6);
 }
 
 void name_held_up_ranks() {
-  {  // Rank 1 waits in a send, rank 2 does not.
-    World world(3);
-    world.all();
-    P::store_relaxed(world.pad(1).blocked.value, 1);
-    require_timeout(world,
-                    "rank 2 (entered barrier() #1, not #2, more than T s ago); rank 1 had to wait, "
-                    "too",
-                    4);
-  }
-  {  // All of them wait: then all late ranks are named.
-    World world(3);
-    world.all();
-    for (const int rank : {1, 2}) P::store_relaxed(world.pad(rank).blocked.value, 1);
-    require_timeout(world,
-                    "rank 1 (entered barrier() #1, not #2, more than T s ago), rank 2 (entered "
-                    "barrier() #1, not #2, more than T s ago)",
-                    6);
-  }
+  // Rank 1 waits in a send, rank 2 does not. Where all of them wait, all late ranks are named.
+  require_late([](World& world) { world.all(), set_blocked(world, 1); }, missing(2) + kHeldUp, 4);
+  require_late([](World& world) { world.all(), set_blocked(world, 1), set_blocked(world, 2); },
+               missing(1) + ", " + missing(2), 6);
   // The one awaited waits in its call, did so, or did so in the call before.
   for (const uint64_t ended_us : {0, 1})
     for (const uint64_t call : {1, 65}) {
-      World world(3);
-      world.enter(1);
-      world.enter(2);
-      Descriptor& entry = world.pad(1).ring[1];
-      entry.timed_call = call;
-      entry.wait_began_us = uint64_t(now_us());
-      entry.wait_ended_us = ended_us;
       const bool waits = ended_us == 0 && call == 1;
-      const std::string when = call == 1 ? "T s ago" : "more than T s ago";
-      const std::string first = "rank 1 (entered barrier() #1, " + when +
-                                ", but did not finish its part), ",
-                        second =
-                            "rank 2 (entered barrier() #1, more than T s ago, but did not "
-                            "finish its part)";
-      require_timeout(world, waits ? second + "; rank 1 had to wait, too" : first + second,
-                      waits ? 4 : 6);
+      const auto come = [&](World& world) {
+        world.enter(1), world.enter(2), begin_wait(world, 1);
+        world.pad(1).ring[1].timed_call = call;
+        world.pad(1).ring[1].wait_ended_us = ended_us;
+      };
+      const std::string first = unfinished(1, call == 1 ? "T s ago" : kLongAgo);
+      require_late(come, waits ? unfinished(2) + kHeldUp : first + ", " + unfinished(2),
+                   waits ? 4 : 6);
     }
-  {  // All of them wait in the call: then the one awaited is named.
-    World world(3);
-    world.enter(1);
-    world.pass(2);
-    Descriptor& entry = world.pad(1).ring[1];
-    entry.timed_call = 1;
-    entry.wait_began_us = uint64_t(now_us());
-    require_timeout(world, "rank 1 (entered barrier() #1, T s ago, but did not finish its part)",
-                    2);
-  }
+  // All of them wait in the call: then the one awaited is named.
+  const auto come = [](World& world) {
+    for (const int rank : {1, 2}) world.enter(rank), begin_wait(world, rank);
+  };
+  require_late(come, unfinished(1, "T s ago") + "; rank 2 had to wait, too", 2);
 }
 
 void name_stopped_ranks() {
   const Stopped stopped;
   const auto link = [&](GroupOptions& options) { options.links[2].pid = stopped.pid; };
   const std::string is_stopped = "; process " + std::to_string(stopped.pid) + " is stopped";
-  {
-    World world(3, link);
-    world.all();
-    for (const int rank : {1, 2}) P::store_relaxed(world.pad(rank).blocked.value, 1);
-    require_timeout(world,
-                    "rank 2 (entered barrier() #1, not #2, more than T s ago" + is_stopped +
-                        "); rank 1 had to wait, too",
-                    4);
-  }
-  {  // Through with the call, and stopped since.
-    World world(3, link);
-    world.enter(1);
-    world.pass(2);
-    P::store_relaxed(world.pad(1).blocked.value, 1);
-    require_timeout(world,
-                    "rank 2 (entered barrier() #1, more than T s ago" + is_stopped +
-                        ", but did not finish its part); rank 1 had to wait, too",
-                    4);
-  }
+  require_late([](World& world) { world.all(), set_blocked(world, 1), set_blocked(world, 2); },
+               missing(2, is_stopped) + kHeldUp, 4, 3, link);
+  // Through with the call, and stopped since.
+  require_late([](World& world) { world.enter(1), world.pass(2), set_blocked(world, 1); },
+               unfinished(2, kLongAgo + is_stopped) + kHeldUp, 4, 3, link);
 }
 
 void tell_when_ranks_came() {
-  {  // While rank 0 waited.
-    World world(2);
-    bool has_come = false;
-    world.host(0).hook = [&] {
-      if (!has_come) world.enter(1);
-      has_come = true;
-    };
-    require_timeout(world, "rank 1 (entered barrier() #1, T s ago, but did not finish its part)",
-                    2);
-  }
-  {  // In an earlier wait rank 0 saw it come, in this one not.
-    World world(2);
+  // While rank 0 waited.
+  const auto come_late = [](World& world) { world.host(0).hook = once([&] { world.enter(1); }); };
+  require_late(come_late, unfinished(1, "T s ago"), 2, 2);
+  // In an earlier wait rank 0 saw it come, in this one not.
+  const auto come_before = [](World& world) {
     world.host(0).hook = [&, num_looks = 0]() mutable {
       ++num_looks;
       if (num_looks == 1) world.enter(1);
@@ -159,43 +111,30 @@ void tell_when_ranks_came() {
     run(world.group(0), kBarrier, nullptr, nullptr, world.host(0), 60);
     world.leave(1);
     world.host(0).hook = {};
-    require_timeout(world, "rank 1 (entered barrier() #1, not #2, more than T s ago)", 2);
-  }
-  {  // A group that traces notes the time and the site.
-    World world(2, [](GroupOptions& options) { options.traces = true; });
-    world.host(1).site = "b.py:2";
-    world.enter(1);
-    world.host(0).site = "a.py:1";
-    const Seen seen = wait_in_vain(world);
-    require_verdict(
-        seen,
-        "barrier() #1" + place(0, 2) +
-            ", called at a.py:1, waited T s for rank 1 (entered barrier() #1 at b.py:2, "
-            "T s ago, but did not finish its part)" +
-            kAdvice,
-        ErrorKind::timeout, 2);
-  }
-  {  // After the last look at it: the time is unknown.
-    World world(2);
-    world.host(0).hook = [&] { world.enter(1); };
-    const Seen seen =
-        error_of([&] { run(world.group(0), kBarrier, nullptr, nullptr, world.host(0), 0); });
-    const std::string text = without_times(seen.text);
-    require_part(text, "rank 1 (entered barrier() #1, but did not finish");
-  }
-  {  // An entry that can't be read.
-    World world(2);
-    world.enter(1);
-    world.pad(1).ring[1].words[0] = ~uint64_t{0};
-    require_timeout(world,
-                    "rank 1 (entered call #1, more than T s ago, but did not finish its part)", 2);
-  }
-  {  // One that is written just now does not count.
-    World world(2);
-    world.enter(1);
-    world.pad(1).ring[1].sequence = 1;
-    require_timeout(world, "rank 1 (never called anything)", 2);
-  }
+  };
+  require_late(come_before, missing(1), 2, 2);
+  // A group that traces notes the time and the site.
+  World traced(2, [](GroupOptions& options) { options.traces = true; });
+  traced.host(1).site = "b.py:2";
+  traced.enter(1);
+  traced.host(0).site = "a.py:1";
+  require_verdict(wait_in_vain(traced),
+                  "barrier() #1" + place(0, 2) +
+                      ", called at a.py:1, waited T s for rank 1 (entered barrier() #1 at b.py:2, "
+                      "T s ago, but did not finish its part)" +
+                      kAdvice,
+                  ErrorKind::timeout, 2);
+  // After the last look at it: the time is unknown.
+  World hasty(2);
+  hasty.host(0).hook = [&] { hasty.enter(1); };
+  const Seen seen =
+      error_of([&] { run(hasty.group(0), kBarrier, nullptr, nullptr, hasty.host(0), 0); });
+  require_part(without_times(seen.text), "rank 1 (entered barrier() #1, but did not finish");
+  // An entry that can't be read; and one that is written just now does not count.
+  require_late([](World& world) { world.enter(1), world.pad(1).ring[1].words[0] = ~uint64_t{0}; },
+               "rank 1 (entered call #1, more than T s ago, but did not finish its part)", 2, 2);
+  require_late([](World& world) { world.enter(1), world.pad(1).ring[1].sequence = 1; }, never(1), 2,
+               2);
 }
 
 // "entered barrier() #1, 0.2 s ago": since it came, not since rank 0 waits for it.

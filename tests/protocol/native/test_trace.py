@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from fastcoll_model.builders import build
+from fastcoll_model.builders import build as build_schedule
 from fastcoll_model.schedule import Copy, Reduce, Schedule, Wait, moved
 from tests.proofs import CPP
 from tests.protocol.native.test_native import BUILDS, COMPILE_LIMIT_S, PROGRAMS, ROOT
-from tests.support.programs import run
+from tests.support.programs import build, run
 
 pytestmark = [pytest.mark.proof(*CPP, "python/fastcoll_model"), pytest.mark.native]
 
@@ -111,13 +111,10 @@ def traced(program: Path, case: Case, world: int, *options: str) -> list[Counts]
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("trace") / "trace_algorithms"
     others = ("csrc/cpu/strided.cpp", *PROGRAMS["test_p2p"])
-    names = ("tests/protocol/native/trace_algorithms.cpp", *others)
-    sources = [ROOT / name for name in names]
+    sources = [ROOT / name for name in ("tests/protocol/native/trace_algorithms.cpp", *others)]
     flags = ["-std=c++20", "-pthread", "-O1", "-fno-builtin-memcpy", "-Wall", "-Wextra", "-Werror"]
     includes = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'kernels'}"]
-    command = [BUILDS["plain"].compiler, *flags, *includes, *map(str, sources), "-o", str(target)]
-    done = run(command, COMPILE_LIMIT_S)
-    assert done.returncode == 0, done.stdout
+    build([BUILDS["plain"].compiler, *flags, *includes], sources, target, COMPILE_LIMIT_S)
     return target
 
 
@@ -132,14 +129,14 @@ def met(counts: Counts, rank: int, world: int) -> Counts:
 def test_the_compiled_algorithm_does_what_its_schedule_says(
     case: Case, world: int, program: Path
 ) -> None:
-    want = modelled(build(case.verb, case.schedule, world), NUMEL // world * world * 4)
+    want = modelled(build_schedule(case.verb, case.schedule, world), NUMEL // world * world * 4)
     if case.meets:
         want = [met(counts, rank, world) for rank, counts in enumerate(want)]
     assert traced(program, case, world) == want
 
 
 def test_a_copy_that_is_missing_is_noticed(program: Path) -> None:
-    want = modelled(build("all_reduce", "two_shot", 3), NUMEL * 4)
+    want = modelled(build_schedule("all_reduce", "two_shot", 3), NUMEL * 4)
     found = traced(program, CASES[1], 3, "lose")
     assert found[1:] == want[1:]
     assert found[0].num_moves < want[0].num_moves

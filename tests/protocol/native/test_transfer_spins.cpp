@@ -86,9 +86,7 @@ void wake_up_for_a_large_message() {
   for (const int rank : {0, 1}) pairs.engine(rank).allow_single_copy(false);
   const Posted receive = pairs.receive(0, 1, kNumBytes);
   std::vector<std::byte> data(kNumBytes, std::byte{3});
-  machine::on_sleep = [&, is_sent = false]() mutable {
-    if (!std::exchange(is_sent, true)) pairs.start(1, data, true);
-  };
+  machine::on_sleep = once([&] { pairs.start(1, data, true); });
   require_equal(pairs.wait(0, receive).text, "no error", "a large message");
   require_message(receive, 3);
   require_equal(machine::take_steps(),

@@ -68,10 +68,8 @@ void patrol_transfers() {
   machine::clear();
   Pairs exact(2);
   const Posted first = exact.receive(0, 1, 8), second = exact.receive(0, 1, 8);
-  machine::on_yield = [&, is_first = true]() mutable {
-    if (is_first) machine::time_us += 60 - machine::kYieldUs;  // 700 us after 64 yields, 1000 later
-    is_first = false;
-  };
+  // 700 us after 64 yields, 1000 later
+  machine::on_yield = once([] { machine::time_us += 60 - machine::kYieldUs; });
   std::vector<int64_t> times;
   const int64_t begin_us = machine::time_us;
   exact.world.host(0).hook = [&] { times.push_back(machine::time_us - begin_us); };
@@ -88,10 +86,7 @@ void stop_waiting() {
     machine::clear();
     Pairs pairs(2);
     const Posted receive = pairs.receive(0, 1, 8);
-    bool is_sent = false;
-    const auto send = [&] {
-      if (!std::exchange(is_sent, true)) pairs.send(1, 0, 8);
-    };
+    auto send = once([&] { pairs.send(1, 0, 8); });
     if (when == 1) machine::on_yield = send;
     if (when == 2) machine::on_barrier = send;
     if (when == 3) machine::on_sleep = send;
@@ -111,11 +106,10 @@ void yield_again() {
     machine::clear();
     Pairs pairs(2);
     const Posted awaited = pairs.receive(0, 1, 8), other = pairs.receive(0, 1, 8, 6);
-    machine::on_yield = [&, is_first = true]() mutable {
-      if (!std::exchange(is_first, false)) return;
+    machine::on_yield = once([&] {
       if (has_stranger) machine::time_us += 2 * Company::kBurstUs;
       else pairs.send(1, 0, 8, 6);
-    };
+    });
     const double limit_s = 1e-6 * (2 * Company::kBurstUs + 600);
     require(!pairs.engine(0).wait(*awaited.transfer, pairs.world.host(0), limit_s), "no message");
     const std::string start = has_stranger ? "1 x yield, 6 x nap" : "65 x yield, 1 x barrier";
@@ -158,11 +152,10 @@ void tell_of_others() {
   } host;
   auto one = transfer_of(false, 1, DType::uint8, {});
   std::thread other;
-  P::on_load = [&, is_first = true](const uint64_t&) mutable {  // in the middle of a look
-    if (!std::exchange(is_first, false)) return;
+  P::on_load = once([&] {  // in the middle of a look
     other = std::thread([&] { pairs.engine(0).start({&one, 1}, host); });
     while (!host.is_told) std::this_thread::yield();
-  };
+  });
   pairs.look(0, receive);
   other.join();
   P::on_load = {};
@@ -234,12 +227,11 @@ void copy_exchanged_messages() {
 // transfers fail.
 void end_broken_transfers() {
   const auto wait_broken = [](Pairs& pairs, const Transfer& one, const std::function<void()>& act) {
-    machine::on_sleep = [&, is_first = true]() mutable {
-      if (!std::exchange(is_first, false)) return;
+    machine::on_sleep = once([&] {
       act();
       machine::time_us += kPatrolUs;
       pairs.world.group(1).decide_verdict(ErrorKind::driver, "why", 2);
-    };
+    });
     return error_of(
         [&] { pairs.engine(0).wait(const_cast<Transfer&>(one), pairs.world.host(0), 0); });
   };

@@ -193,10 +193,7 @@ void name_lost_ranks() {
         ErrorKind::peer_lost, 2);
     // It did its part first.
     World after(2, [&](GroupOptions& options) { options.links[1].socket = ends[0]; });
-    after.host(0).hook = [&, is_first = true]() mutable {
-      if (is_first) after.arrive(1);
-      is_first = false;
-    };
+    after.host(0).hook = once([&] { after.arrive(1); });
     require_equal(wait_in_vain(after).text, "no error", "a rank that left behind its part");
     // It had told why.
     World broken(2, [&](GroupOptions& options) { options.links[1].socket = ends[0]; });

@@ -69,9 +69,7 @@ void patrol_calls() {
   World exact(2);
   patrols.clear();
   machine::on_barrier = {};
-  machine::on_yield = [&, is_first = true]() mutable {
-    if (std::exchange(is_first, false)) machine::time_us += 360;  // 1000 us after 64 yields
-  };
+  machine::on_yield = once([] { machine::time_us += 360; });  // 1000 us after 64 yields
   const int64_t begin_us = machine::time_us;
   exact.host(0).hook = [&] { patrols.push_back(machine::time_us - begin_us); };
   wait_in_vain(exact);
@@ -83,10 +81,7 @@ void end_waits() {
   for (const int when : {0, 1, 2}) {
     machine::clear();
     World world(2);
-    bool has_come = false;
-    const auto come = [&] {
-      if (!std::exchange(has_come, true)) world.arrive(1);
-    };
+    const auto come = once([&] { world.arrive(1); });
     if (when == 0) machine::on_yield = come;
     if (when == 1) machine::on_barrier = come;
     if (when == 2) machine::on_sleep = come;
@@ -209,14 +204,13 @@ void spread_ranks() {
   const auto wait_long = [&] {
     machine::cpu = 4;
     world.enter(0);
-    machine::on_yield = [&, has_come = false]() mutable {
-      if (std::exchange(has_come, true)) return;
+    machine::on_yield = once([&] {
       for (const int rank : {1, 2}) {
         machine::cpu = uint32_t(4 + rank);
         world.arrive(rank);
       }
       machine::cpu = 4;
-    };
+    });
     for (const int peer : {1, 2}) world.group(0).wait_arrival(peer);
     for (const int rank : {0, 1, 2}) world.leave(rank);
     return machine::take_steps();
