@@ -94,9 +94,30 @@ void linger() {
   require_equal(machine::take_steps(), "", "a group that is closed");
 }
 
+// One thread at most is asked to drive: where a transfer is open, and nobody does.
+void ask_for_a_driver() {
+  machine::clear();
+  Pairs pairs(2);
+  const auto asks = [&](uint32_t tag) {
+    auto one = transfer_of(false, 1, DType::int32, {});
+    one->tag = tag;
+    return pairs.engine(0).start({&one, 1}, pairs.world.host(0));
+  };
+  pairs.send(1, 0, 0, 1);
+  require(!asks(1), "a transfer that is done at once");
+  require(asks(2), "somebody has to drive");
+  machine::on_sleep = once([&] {
+    require(!asks(3), "somebody drives already");
+    for (const uint32_t tag : {2, 3}) pairs.send(1, 0, 0, tag);
+  });
+  pairs.engine(0).drive(pairs.world.host(0));
+  require(asks(4), "nobody drives any more");
+}
+
 }  // namespace
 
 int main() {
+  ask_for_a_driver();
   drive();
   step_aside();
   linger();

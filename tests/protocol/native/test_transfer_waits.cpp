@@ -162,14 +162,20 @@ void tell_of_others() {
   require(pairs.engine(0).withdraw(*one), "a receive that was started");
 }
 
-// A rank is blocked, for others to see, from its first yield to the end of the wait.
+// A rank shows what it waits in, from its first yield to the end of the wait.
 void show_blocked_waits() {
-  machine::clear();
-  Pairs pairs(2);
-  const Posted receive = pairs.receive(0, 1, 8);
-  Counter stores(P::on_store, pairs.world.pad(0).blocked.value);
-  pairs.engine(0).wait(*receive.transfer, pairs.world.host(0), 0.02);
-  require_equal(stores.count, 2, "set once, and taken back");
+  for (const bool sends : {true, false}) {
+    machine::clear();
+    Pairs pairs(3);
+    const uint64_t& word = pairs.world.pad(0).blocked.value;
+    const Posted one = sends ? pairs.send(0, 2, kLarge) : pairs.receive(0, 2, 8);
+    Counter stores(P::on_store, word);
+    LoneHost& host = pairs.world.host(0);
+    host.hook = [&] { require_equal(word, (sends ? 1 : 2) | 2 << 8, "what a rank waits in"); };
+    require(!pairs.engine(0).wait(*one.transfer, host, 0.02), "a wait with a limit of its own");
+    require(host.num_looks > 0 && word == 0 && !one.transfer->done, "it goes on");
+    require_equal(stores.count, 2, "set once, and taken back");
+  }
 }
 
 // ---- large messages: in chunks, or copied out of the sender's memory ----------------------------

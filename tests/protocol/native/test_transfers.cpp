@@ -3,9 +3,6 @@
 // ranks are in one thread (lone_world.h).
 //
 //   test_transfers
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include "lone_pairs.h"
 
 using namespace fastcoll;
@@ -90,65 +87,7 @@ void follow_chains() {
                 4, {}, link);
 }
 
-// A rank shows its wait as long as it waits, and no longer.
-void say_blocked() {
-  for (const bool sends : {true, false}) {
-    Pairs pairs(3);
-    Word& word = pairs.world.pad(0).blocked;
-    int num_seen = 0;
-    pairs.world.host(0).hook = [&] {
-      require_equal(word.value, (sends ? 1 : 2) | 2 << 8, "what a rank waits in");
-      ++num_seen;
-    };
-    const Posted one = sends ? pairs.send(0, 2, kLarge) : pairs.receive(0, 2, 8);
-    one.transfer->waited = WaitedTime(60);  // a sleep and a late thread may take 30 ms
-    require(pairs.engine(0).wait(*one.transfer, pairs.world.host(0), 0.01) == false,
-            "a wait with a limit of its own");
-    require(num_seen > 0 && word.value == 0 && !one.transfer->done, "it goes on");
-  }
-}
-
 // ---- ranks that left ----------------------------------------------------------------------------
-
-void lose_ranks() {
-  int ends[3][2];
-  for (auto& pair : ends) require(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0, "sockets");
-  const auto links = [&](GroupOptions& options) {
-    if (options.rank == 0)
-      for (size_t peer = 1; peer < 3; ++peer) options.links[peer].socket = ends[peer][0];
-  };
-  const std::string lost = ": its process ended or left the group";
-  Pairs pairs(3, links), sent(3, links), any(3, links), received(3, links), fresh(3, links);
-  const Posted message = sent.send(1, 0, 8, 5, 3), half = sent.send(1, 0, kLarge, 7, 4);
-  const Posted chunks = received.send(0, 1, kLarge, 5, 6), to = received.receive(1, 0, kLarge);
-  close(ends[1][1]);
-  // Of all ranks, one is there.
-  const Posted receive = any.receive(0, kAnyPeer, 8);
-  require_equal(any.wait(0, receive).kind == ErrorKind::timeout, true, "one may still send");
-  close(ends[2][1]);
-  const Posted lone = pairs.receive(0, 2, 8);
-  require_verdict(pairs.wait(0, lone),
-                  "recv(int32, numel=2, src=2, tag=5)" + place(0, 3) + " lost rank 2" + lost,
-                  ErrorKind::peer_lost, 4);
-  Pairs none(3, links);
-  const Posted nobody = none.receive(0, kAnyPeer, 8);
-  require_verdict(none.wait(0, nobody), recv_name("any", 3) + " lost rank 1" + lost,
-                  ErrorKind::peer_lost, 2);
-  // Messages that it sent before are there.
-  const Posted last = sent.receive(0, 1, 8);
-  require_equal(sent.wait(0, last).text, "no error", "a message of a rank that left");
-  require_message(last, 3);
-  const Posted rest = sent.receive(0, 1, kLarge, 7);
-  require_equal(sent.wait(0, rest).kind == ErrorKind::peer_lost, true, "half a message");
-  // And messages that it took before are done.
-  for (int i = 0; i < 8; ++i) received.look(0, chunks), received.look(1, to);
-  require_equal(received.wait(0, chunks).text, "no error", "a message that was taken");
-  require_message(to, 6);
-  const Posted unsent = fresh.send(0, 1, kLarge);
-  require_equal(fresh.wait(0, unsent).kind == ErrorKind::peer_lost, true, "nobody takes it");
-  for (auto& pair : ends) close(pair[0]);
-  close(ends[0][1]);
-}
 
 void interrupt_waits() {
   Pairs pairs(2);
@@ -174,53 +113,11 @@ void close_groups() {
   pairs.engine(0).drive(pairs.world.host(0));
 }
 
-// ---- the thread that drives ---------------------------------------------------------------------
-
-void drive() {
-  Pairs pairs(2);
-  LoneHost& host = pairs.world.host(0);
-  const auto start = [&](uint32_t tag) {
-    auto one = transfer_of(false, 1, DType::uint8, {});
-    one->tag = tag;
-    return std::pair{one, pairs.engine(0).start({&one, 1}, host)};
-  };
-  const Posted early = pairs.send(1, 0, 0, 1);
-  auto* channel =
-      reinterpret_cast<PairChannel*>(pairs.world.group(0).options().regions[1] + kRegionBytes);
-  channel->messages[0].tag_and_dtype = 1 | uint64_t(DType::uint8) << 32;
-  const auto [done, needs_none] = start(1);
-  require(done->done && !needs_none, "a transfer that is done at once");
-  const auto [open, needs_driver] = start(2);
-  require(!open->done && needs_driver, "somebody has to drive");
-  int num_looks = 0;
-  std::shared_ptr<Transfer> late;
-  host.hook = [&] {
-    if (++num_looks == 1) {
-      const auto [more, needs_more] = start(3);
-      late = more;
-      require(!needs_more, "somebody drives already");
-    }
-    if (num_looks == 3) {
-      require(pairs.engine(0).withdraw(*open), "a receive");
-      require(pairs.engine(0).withdraw(*late), "a receive");
-    }
-  };
-  const int64_t start_us = now_us();
-  pairs.engine(0).drive(host);
-  require(num_looks >= 3, "as long as something is open");
-  require(now_us() - start_us >= 15000, "and for a while after that");
-  const auto [last, needs_again] = start(4);
-  require(needs_again, "nobody drives any more");
-}
-
 }  // namespace
 
 int main() {
   name_transfers();
   follow_chains();
-  say_blocked();
-  lose_ranks();
   interrupt_waits();
   close_groups();
-  drive();
 }
