@@ -32,6 +32,11 @@ def signalling(ranks: int, calls: int, verbs: str, *more: str, mutation: str = "
     return Case("signalling", settings, mutation)
 
 
+def with_bugs(model: str, mutations: str, *settings: str) -> list[Case]:
+    """Return a model as it is, and with each of its bugs."""
+    return [Case(model, settings, mutation) for mutation in ("", *mutations.split())]
+
+
 # In the order of signalling.pml's bits.
 KINDS = (
     "barrier",
@@ -44,6 +49,8 @@ KINDS = (
     "symmetric_broadcast",
 )
 ALL = " ".join(KINDS)
+FEW_SLOTS = ("DEPTH=3", "SLOTS=4", "FEW=2")  # of which a two_shot takes fewer than other calls
+SLEEPING_BUGS = "NO_SECOND_LOOK NO_BARRIER WAKE_BEFORE_CLEAR LATE_LOOK_AT_WAKE UNCOMPARED_SLEEP"
 
 CASES = [
     # Two ranks make every sequence of three calls, and of four of some kinds.
@@ -55,9 +62,8 @@ CASES = [
     signalling(3, 4, "one_shot staged_broadcast"),
     signalling(3, 3, "two_shot symmetric_broadcast"),
     signalling(3, 3, "barrier symmetric_gather staged_broadcast"),
-    # A two_shot takes fewer slots than the calls around it.
-    signalling(2, 4, "one_shot two_shot staged_broadcast", "DEPTH=3", "SLOTS=4", "FEW=2"),
-    signalling(3, 3, "two_shot staged_broadcast", "DEPTH=3", "SLOTS=4", "FEW=2"),
+    signalling(2, 4, "one_shot two_shot staged_broadcast", *FEW_SLOTS),
+    signalling(3, 3, "two_shot staged_broadcast", *FEW_SLOTS),
     # Four ranks; with one line each, the second call uses it again.
     signalling(4, 2, "inline_reduce inline_broadcast", "DEPTH=1"),
     signalling(4, 3, "barrier symmetric_gather", "DEPTH=1"),
@@ -70,38 +76,14 @@ CASES = [
     signalling(2, 2, "two_shot", mutation="EQUALITY_WAIT"),
     signalling(2, 3, "one_shot inline_broadcast", mutation="UNCHECKED_DONE"),
     signalling(2, 3, "two_shot staged_broadcast", mutation="UNCHECKED_DONE"),
-    signalling(
-        2,
-        3,
-        "two_shot staged_broadcast",
-        *("DEPTH=3", "SLOTS=4", "FEW=2"),
-        mutation="ALL_SLOTS_CLAIMED",
-    ),
+    signalling(2, 3, "two_shot staged_broadcast", *FEW_SLOTS, mutation="ALL_SLOTS_CLAIMED"),
     signalling(2, 3, "one_shot staged_broadcast", mutation="EARLY_CONSUME"),
     signalling(2, 3, "symmetric_broadcast", mutation="NO_ACKNOWLEDGEMENT"),
     signalling(2, 3, "inline_reduce", mutation="EARLY_ARRIVE"),
     signalling(2, 4, "inline_broadcast", mutation="NO_DONE"),
-    Case("sleeping"),
-    *(
-        Case("sleeping", mutation=mutation)
-        for mutation in (
-            "NO_SECOND_LOOK",
-            "NO_BARRIER",
-            "WAKE_BEFORE_CLEAR",
-            "LATE_LOOK_AT_WAKE",
-            "UNCOMPARED_SLEEP",
-        )
-    ),
-    Case("verdict", ("RANKS=3",)),
-    *(
-        Case("verdict", ("RANKS=3",), mutation)
-        for mutation in ("NUMBER_BEFORE_TEXT", "NO_ARBITER", "OVERWRITING")
-    ),
-    Case("survivors", ("RANKS=3",)),
-    *(
-        Case("survivors", ("RANKS=3",), mutation)
-        for mutation in ("SURVIVORS_UNCOMPARED", "SURVIVORS_UNHEARD", "HELD_BEFORE_TAKEN")
-    ),
+    *with_bugs("sleeping", SLEEPING_BUGS),
+    *with_bugs("verdict", "NUMBER_BEFORE_TEXT NO_ARBITER OVERWRITING", "RANKS=3"),
+    *with_bugs("survivors", "SURVIVORS_UNCOMPARED SURVIVORS_UNHEARD HELD_BEFORE_TAKEN", "RANKS=3"),
 ]
 
 
