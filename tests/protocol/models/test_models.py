@@ -91,8 +91,9 @@ def explore(case: Case, folder: Path) -> str:
     """Return the output of spin's verifier."""
     switches = [f"-D{name}" for name in (*case.settings, case.mutation) if name]
     shutil.copy(HERE / f"{case.model}.pml", folder)
-    # A bug is found sooner than a better program is compiled.
-    level = "-O0" if case.mutation else "-O2"
+    # A bug is found sooner than a better program is compiled. The compiler takes 2.5 s longer with
+    # -O2 than with -O1, and no exploration gets a second quicker.
+    level = "-O0" if case.mutation else "-O1"
     compiler = ["gcc", level, "-w", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=2048"]
     for command in (
         ["spin", "-a", *switches, f"{case.model}.pml"],
