@@ -109,7 +109,8 @@ def isend(
 ) -> AnyTransferWork:
     """Start to send a tensor; it must not be changed before the Work is complete. See `send`.
 
-    On a rank that is not in the group the Work is complete.
+    On a rank that is not in the group the Work is complete. A process that ends gives the receivers
+    of its open sends 5 seconds.
     """
     comm = member_of(group, "isend", timeout_s=timeout_s)
     if comm is None:
@@ -131,7 +132,8 @@ def irecv(
 ) -> AnyTransferWork:
     """Start to receive a tensor; it is there once the Work is complete. See `recv`.
 
-    On a rank that is not in the group the Work is complete, and its `source_rank()` is -1.
+    On a rank that is not in the group the Work is complete, and its `source_rank()` is -1. A process
+    that ends waits for no receive.
     """
     comm = member_of(group, "irecv", timeout_s=timeout_s)
     if comm is None:
