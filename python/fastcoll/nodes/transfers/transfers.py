@@ -90,6 +90,11 @@ class NodeTransfers(Transfers):
         for channel in self._channels.values():
             channel.close()
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork, which has none of its threads and perhaps their locks."""
+        return self._ends.watch.is_inherited
+
     def end_receives(self) -> None:
         """End the receives between nodes that are not complete."""
         with self._lock:
@@ -160,7 +165,7 @@ class NodeTransfers(Transfers):
 
 def _end_all() -> None:
     """End the transfers that no rank answers, when the interpreter ends."""
-    groups = list(_living)
+    groups = [group for group in _living if not group.is_inherited]
     for group in groups:
         group.end_receives()
     deadline = Deadline(LAST_SENDS_S)
