@@ -119,10 +119,6 @@ def left_open(rank: Rank) -> list[Attempt]:
     del group
     assert work is not None
     seen = [attempt(work.wait), attempt(work.wait)]
-    while (kept := comm()) is not None and kept._transfers._has_thread:  # that lets go of it, too
-        del kept
-        time.sleep(0.01)
-    del kept
     gc.collect()
     assert comm() is not None
     del work

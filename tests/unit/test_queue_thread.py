@@ -4,7 +4,6 @@
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -47,6 +46,8 @@ def leave(number: int) -> None:
     raise SystemExit(number)
 
 
+# A planted SystemExit ends a thread of the pool.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("where", ["in a call", "before a call"])
 def test_a_queue_that_loses_its_thread_fails_its_works(where: str) -> None:
     owner, started, gate = Owner(), threading.Event(), threading.Event()
@@ -88,9 +89,9 @@ def test_futures_are_completed_when_the_pool_takes_nothing(monkeypatch: pytest.M
         work.get_future().add_done_callback(lambda _: seen.append(owner.num_queued))
 
     def refuse(*args: object) -> None:
-        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+        raise RuntimeError("the interpreter ends")
 
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    monkeypatch.setattr(pool._pool, "submit", refuse)
     gate.set()
     within_deadline(queue.join)
     end = threading.Event()
@@ -104,7 +105,6 @@ def test_futures_are_completed_when_the_pool_takes_nothing(monkeypatch: pytest.M
 
 
 def test_a_task_that_was_refused_does_not_run_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The executor keeps a task for which it could start no thread."""
     ran: list[str] = []
     monkeypatch.setattr(pool, "_pool", pool._Pool())
 
@@ -119,7 +119,7 @@ def test_a_task_that_was_refused_does_not_run_later(monkeypatch: pytest.MonkeyPa
     pool.run_in_pool(ran.append, "taken")
     pool.run_in_pool(done.set)
     assert done.wait(DEADLINE_S)
-    pool._pool._executor.shutdown()  # type: ignore[union-attr]
+    pool._pool.end()
     assert ran == ["taken"]
 
 

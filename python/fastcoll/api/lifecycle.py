@@ -27,7 +27,7 @@ from fastcoll.api.making import connect, member
 from fastcoll.bootstrap.exchange import StoreExchange
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.limits import Limit, group_limit_s, one_limit
-from fastcoll.calls.pool import close_pool
+from fastcoll.calls.pool import close_pool, end_pool
 from fastcoll.calls.settings import Settings, resolve
 from fastcoll.errors import UsageError
 from fastcoll.group.communicator import close_all
@@ -327,3 +327,4 @@ def destroy() -> None:
 
 
 atexit.register(close_all)
+atexit.register(end_pool)  # before that: its calls need the groups

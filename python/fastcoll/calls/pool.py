@@ -7,7 +7,6 @@ They are daemons, as `concurrent.futures` joins its threads before any handler o
 receive without a sender would then keep the process alive up to its limit.
 """
 
-import atexit
 import os
 import threading
 from collections.abc import Callable
@@ -98,14 +97,12 @@ def before_end(prepare: Callable[[], object]) -> None:
 def end_pool() -> None:
     """Wait at exit until all tasks are over; each has a limit. From here on there are no threads.
 
-    Handlers of `atexit` call it that end something which tasks use.
+    A module whose handler of `atexit` ends something that tasks use registers this behind it, as
+    handlers run in the opposite order.
     """
     while _before_end:
         _before_end.pop()()
     _pool.end()
-
-
-atexit.register(end_pool)
 
 
 def run_in_pool(task: Callable[..., object], *args: object) -> None:

@@ -30,7 +30,7 @@ from fastcoll.bootstrap.shrink import shrink
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.group_calls import CheckedCall, GpuCall
 from fastcoll.calls.limits import call_limit_s
-from fastcoll.calls.pool import before_end, end_pool
+from fastcoll.calls.pool import before_end
 from fastcoll.calls.recorder import VerbStats, stats_of
 from fastcoll.calls.settings import Settings, resolve
 from fastcoll.calls.sites import tracing
@@ -321,8 +321,7 @@ class Communicator(_C.Group, BaseGroup):
 
 
 def close_all() -> None:
-    """Close every group of this process at exit; a broken group does not stop it."""
-    end_pool()
+    """Close every group of this process; a broken group does not stop it."""
     for group in list(_living):
         try:
             group.close()

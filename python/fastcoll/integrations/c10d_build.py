@@ -27,6 +27,7 @@ from types import ModuleType
 import torch
 
 from fastcoll import env
+from fastcoll.calls.pool import end_pool
 from fastcoll.errors import UsageError
 from fastcoll.text import say_once
 from fastcoll.trust import make_folder, require_trusted
@@ -266,4 +267,5 @@ def _import(path: Path) -> ModuleType:
     loader.exec_module(module)
     # Before the groups are closed, and long before the interpreter ends.
     atexit.register(module.finish)
+    atexit.register(end_pool)  # before that: its calls come first
     return module

@@ -31,6 +31,7 @@ class MpiProgress:
         os.register_at_fork(after_in_child=self._reset)
         # Before mpi4py finalises MPI, which no thread may poll afterwards.
         atexit.register(self._end)
+        atexit.register(end_pool)  # before that: its calls may need the thread
 
     def _reset(self) -> None:
         """Begin anew: a forked child has none of the threads."""
@@ -65,7 +66,6 @@ class MpiProgress:
                 self._communicators.remove(communicator)
 
     def _end(self) -> None:
-        end_pool()  # whose calls may need the thread
         with self._lock:
             self._communicators.clear()
             thread = self._thread
