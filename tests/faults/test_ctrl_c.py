@@ -78,6 +78,8 @@ def call_in_a_handler(rank: Rank, waits_for: str) -> tuple[list[Attempt], float]
     rank.comm.all_reduce(torch.ones(3))
     if rank.rank == 1:
         rank.wait_for("late")
+    else:
+        rank.tell("the first call is over")
     tensor = torch.ones(3)
     if waits_for == "call":
         rank.comm.all_reduce(tensor)
@@ -92,6 +94,7 @@ def call_in_a_handler(rank: Rank, waits_for: str) -> tuple[list[Attempt], float]
 def test_a_handler_that_calls(fresh_pool: Callable[..., Pool], waits_for: str) -> None:
     pool = fresh_pool(2)
     pool.start(call_in_a_handler, waits_for)
+    pool.wait_for("the first call is over")  # whose end the signal could meet
     wait_until(lambda: waits(pool.pids[0]))
     os.kill(pool.pids[0], signal.SIGUSR2)
     (seen, first), (nothing, second) = pool.finish()
