@@ -132,8 +132,8 @@ def irecv(
 ) -> AnyTransferWork:
     """Start to receive a tensor; it is there once the Work is complete. See `recv`.
 
-    On a rank that is not in the group the Work is complete, and its `source_rank()` is -1. A process
-    that ends waits for no receive.
+    On a rank that is not in the group the Work is complete, and its `source_rank()` is -1. A
+    process that ends waits for no receive.
     """
     comm = member_of(group, "irecv", timeout_s=timeout_s)
     if comm is None:
