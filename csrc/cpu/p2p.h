@@ -253,9 +253,15 @@ class PointToPoint {
     const size_t bay_bytes = span_bytes_ / PairChannel::kBays;
     return spans(channel) + size_t(place) * bay_bytes + turn * turn_bytes % bay_bytes;
   }
+  // A message longer than the span writes lines again anyway. It takes a short ring, which stays in
+  // the caches: by turns on a Zen 3, an exchange of 16 MiB took 4.3 ms in the whole span, and takes
+  // 3.7 ms. Chunks of two messages are never in flight at a time, so each may have a ring of its own.
   template <class Channel>
-  auto chunk(Channel& channel, uint64_t number) const -> decltype(&channel.messages[0].payload[0]) {
-    return spans(channel) + span_bytes_ + number * PairChannel::kChunkBytes % span_bytes_;
+  auto chunk(Channel& channel, const Transfer& transfer, uint64_t number) const
+      -> decltype(&channel.messages[0].payload[0]) {
+    const bool is_short = transfer.num_bytes <= span_bytes_;
+    const size_t ring_bytes = is_short ? span_bytes_ : PairChannel::kLeastSpanBytes;
+    return spans(channel) + span_bytes_ + number * PairChannel::kChunkBytes % ring_bytes;
   }
   template <class Channel>
   static auto spans(Channel& channel) -> decltype(&channel.messages[0].payload[0]) {

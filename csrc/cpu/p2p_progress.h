@@ -91,7 +91,7 @@ bool PointToPoint<P>::advance_send(Transfer& transfer, std::bitset<kMaxWorld>& m
   for (; transfer.moved_bytes < transfer.num_bytes && sent - received < PairChannel::kChunks;
        ++sent) {
     const size_t num_bytes = next_chunk(transfer);
-    staging_copy_(chunk(channel, sent), transfer.data + transfer.moved_bytes, num_bytes);
+    staging_copy_(chunk(channel, transfer, sent), transfer.data + transfer.moved_bytes, num_bytes);
     transfer.moved_bytes += num_bytes;
     P::arrive(channel.sent.value, sent + 1);
     moved = true;
@@ -171,7 +171,7 @@ bool PointToPoint<P>::advance_receive(Transfer& transfer) {
     group_.fail_damaged(name(transfer), transfer.peer, "chunks that it was not asked for");
   for (; received != sent; ++received) {
     const size_t num_bytes = next_chunk(transfer);
-    copy_some(transfer.data + transfer.moved_bytes, chunk(channel, received), num_bytes,
+    copy_some(transfer.data + transfer.moved_bytes, chunk(channel, transfer, received), num_bytes,
               transfer.num_bytes, kFetchedPastCachesBytes);
     transfer.moved_bytes += num_bytes;
     P::arrive(back.received.value, received + 1);
