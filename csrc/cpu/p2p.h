@@ -115,6 +115,18 @@ class PointToPoint {
     return true;
   }
 
+  // The program ends: end the transfers that no peer has met. Those that move go on.
+  void end_unmet() {
+    const std::lock_guard guard(mutex_);
+    for (const auto& transfer : open_) {
+      if (transfer->done || transfer->state == Transfer::State::moving) continue;
+      transfer->error = std::make_exception_ptr(
+          Failure(ErrorKind::usage, "the program ended before the transfer was complete"));
+      finish(*transfer);
+    }
+    forget_done();
+  }
+
   // Make progress for a program that does something else meanwhile. Returns once nothing is open
   // and no transfer was started for a while. So in a program that goes on starting transfers, no
   // call wakes a thread.

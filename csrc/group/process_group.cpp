@@ -193,6 +193,10 @@ bool ProcessGroup::withdraw(Transfer& transfer) {
   return !forked_.load(std::memory_order_relaxed) && p2p_->withdraw(transfer);
 }
 
+void ProcessGroup::end_unmet_transfers() {
+  if (!forked_.load(std::memory_order_relaxed)) p2p_->end_unmet();
+}
+
 void ProcessGroup::drive_transfers(void (*end)()) {
   if (!p2p_->claim_drive()) return;
   try {

@@ -105,6 +105,7 @@ class ProcessGroup {
   bool look(const Transfer& transfer);
   bool wait(Transfer& transfer, Host& host, double limit_s);
   bool withdraw(Transfer& transfer);
+  void end_unmet_transfers();
   // Let a thread move the open transfers while the program waits for none of them. No process waits
   // for that thread when it ends. It calls `end` once it has nothing to move. Throws
   // Failure(ErrorKind::driver) where there is no thread.

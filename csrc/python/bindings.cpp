@@ -177,6 +177,7 @@ void bind_group(py::module_& module) {
           without_gil)
       .def("refuse_handler", &ProcessGroup::refuse_handler)
       .def("has_open_sends", &ProcessGroup::has_open_sends, without_gil)
+      .def("end_unmet_transfers", &ProcessGroup::end_unmet_transfers, without_gil)
       .def("set_limit", &ProcessGroup::set_limit, py::arg("limit_s"))
       .def("_shorten_openmp_waits", &ProcessGroup::shorten_openmp_waits)
       .def(

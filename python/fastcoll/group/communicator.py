@@ -329,13 +329,16 @@ def close_all() -> None:
             say(f"closing {group!r}: {error}")
 
 
-def _await_sends() -> None:
+def _end_transfers() -> None:
+    """Give sends their time, then end the transfers without a peer: threads may wait for them."""
     deadline = Deadline(LAST_SENDS_S)
     while any(group.has_open_sends() for group in list(_living)) and deadline.left_s() > 0:
         time.sleep(0.001)
+    for group in list(_living):
+        group.end_unmet_transfers()
 
 
-before_end(_await_sends)
+before_end(_end_transfers)
 
 
 def _forget_queues() -> None:
