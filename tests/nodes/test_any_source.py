@@ -3,13 +3,16 @@
 
 import time
 from typing import Any, cast
+from unittest import mock
 
+import pytest
 import torch
 
 from fastcoll.calls.arrays import view
-from fastcoll.calls.transfers import ANY, Transfer
+from fastcoll.calls.transfers import ANY, Transfer, TransferCall
+from fastcoll.errors import FastcollError
 from fastcoll.nodes.transfers.turns import Turns
-from tests.nodes.test_node_transfers import Clusters, FreshPool, cluster
+from tests.nodes.test_node_transfers import LIMIT_S, Clusters, FreshPool, cluster
 from tests.support.harness import Attempt, Rank, attempt
 
 TAG, GO = 5, 6
@@ -155,3 +158,44 @@ def from_another_node_alone(rank: Rank) -> list[float]:
 
 def test_another_node_may_send_when_the_own_node_has_left(clusters: Clusters) -> None:
     assert clusters("aab").run(from_another_node_alone)[1] == [1.0]
+
+
+def refused(rank: Rank, source: int | None) -> list[float]:
+    """The first receive finds no thread; the message is for the next one, with the same tag."""
+    me, comm, value = rank.rank, rank.comm, torch.zeros(1)
+    if me == 0:
+        no_thread = FastcollError("no thread for an asynchronous call")
+        with mock.patch("fastcoll.calls.work.run_in_pool", side_effect=no_thread):
+            assert attempt(comm.irecv, torch.ones(1), source, TAG).kind == "FastcollError"
+    comm.barrier()
+    if me == (1 if source is None else source):
+        comm.send(torch.tensor([3.0]), 0, tag=TAG)
+    if me == 0:
+        comm.recv(value, source, tag=TAG, timeout_s=LIMIT_S)
+    return value.tolist()
+
+
+@pytest.mark.parametrize("source", [2, None])
+def test_a_receive_that_was_refused_takes_no_turn(
+    fresh_pool: FreshPool, source: int | None
+) -> None:
+    assert cluster(fresh_pool, "aab").run(refused, source)[0] == [3.0]
+
+
+def closed_meanwhile(rank: Rank) -> str:
+    """The transfers end when a receive from any rank is checked, but has not begun."""
+    group = rank.comm.new_group()
+    transfers = cast(Any, group)._transfers
+    check = transfers._checked
+
+    def check_late(call: TransferCall) -> object:
+        checked = check(call)
+        transfers.close()
+        return checked
+
+    with mock.patch.object(transfers, "_checked", check_late):
+        return attempt(group.recv, torch.ones(1)).kind
+
+
+def test_a_receive_that_begins_behind_the_end_ends(fresh_pool: FreshPool) -> None:
+    assert cluster(fresh_pool, "aab").run(closed_meanwhile) == ["UsageError"] * 3

@@ -39,13 +39,16 @@ class AnySource(InOrder):
     def start(self, receive: Transfer, post: Callable[[], TransferWork]) -> TransferBetween:
         """Queue a receive; `post` makes it one of the node's too."""
         self._turns.enter(receive)
+        local: TransferWork | None = None
         try:
-            local = post()
+            local = posted = post()
             on_interrupt = self._ends.on_interrupt(self._name(receive))
-            work = TransferBetween(lambda: self._run(receive, local), receive, on_interrupt)
+            work = TransferBetween(lambda: self._run(receive, posted), receive, on_interrupt)
             self._queue.put(work)
-        except FastcollError:
+        except FastcollError:  # there is no thread: the next receive gets the message
             self._turns.leave(receive)
+            if local is not None:
+                ignore_errors(local.withdraw)
             raise
         return work
 

@@ -177,7 +177,11 @@ class Channel(InOrder):
             self._turns.enter(transfer)
         told = partial(self._ends.waits.told, self.peer, self.sends)
         work = TransferBetween(run, transfer, self._ends.on_interrupt(self._name()), told)
-        self._queue.put(work)
+        try:
+            self._queue.put(work)
+        except FastcollError:  # there is no thread
+            self._turns.leave(transfer)
+            raise
         return work
 
     def close(self) -> None:

@@ -150,6 +150,7 @@ class NodeTransfers(Transfers):
         with self._lock:
             if tag not in self._any:
                 self._any[tag] = AnySource(self._ends, tag, self._turns[tag], self._channel)
+                self._any[tag].is_closed = self._is_closed
             return self._any[tag]
 
     def _channel(self, transfer: Transfer, peer: int) -> Channel:
