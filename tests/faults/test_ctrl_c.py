@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import fastcoll
 from fastcoll.calls import recorder
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
 from tests.support.waiting import wait_until
@@ -102,6 +103,36 @@ def test_a_handler_that_calls(fresh_pool: Callable[..., Pool], waits_for: str) -
     assert all("signal handler" in one.text and one.seconds < LATE_S for one in seen)
     assert nothing == []
     assert first == second == 4.0
+
+
+def destroy_in_a_handler(rank: Rank) -> tuple[list[str], bool, bool]:
+    """It is refused, so another `destroy` has still to close that group."""
+    group = fastcoll.new_group()
+    seen: list[str] = []
+
+    def handle(_number: int, _frame: object) -> None:
+        seen.append(attempt(fastcoll.destroy).kind)
+        rank.tell("late")
+
+    signal.signal(signal.SIGUSR2, handle)
+    group.barrier()
+    if rank.rank == 1:
+        rank.wait_for("late")
+    else:
+        rank.tell("the first call is over")
+    group.barrier()
+    was_closed = group.closed
+    fastcoll.destroy()
+    return seen, was_closed, group.closed
+
+
+def test_a_handler_that_destroys(fresh_pool: Callable[..., Pool]) -> None:
+    pool = fresh_pool(2)
+    pool.start(destroy_in_a_handler)
+    pool.wait_for("the first call is over")
+    wait_until(lambda: waits(pool.pids[0]))
+    os.kill(pool.pids[0], signal.SIGUSR2)
+    assert pool.finish() == [(["UsageError"], False, True), ([], False, True)]
 
 
 def handled(rank: Rank) -> tuple[int, list[float]]:

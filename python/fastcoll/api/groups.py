@@ -183,6 +183,15 @@ def _forget_default(comm: BaseGroup) -> None:
             _C.set_default_group(None)
 
 
+def forget_closed() -> None:
+    """Drop the groups that were closed; those that could not be are for another `destroy`."""
+    with state.lock:
+        for group in [one for one in state.subgroups if one.closed]:
+            state.subgroups.discard(group)
+        for key in [key for key, one in state.by_process_group.items() if one.closed]:
+            del state.by_process_group[key]
+
+
 def default_group(timeout_s: Limit = None) -> BaseGroup:
     """Return the default group; made at its first use, within a limit in seconds."""
     if (comm := state.default) is not None and not makers.is_busy(DEFAULT):

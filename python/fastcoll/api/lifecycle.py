@@ -15,6 +15,7 @@ from fastcoll.api.groups import (
     communicator_of,
     default_group,
     default_of_torch,
+    forget_closed,
     group_of_launcher,
     makers,
     place_in_default,
@@ -317,12 +318,13 @@ def destroy() -> None:
     """
     with state.lock:
         groups = [*state.subgroups, *state.by_process_group.values()]
-        state.subgroups.clear()
-        state.by_process_group.clear()
         if state.default is not None:
             groups.append(state.default)
-    for group in groups:  # without the lock: queued calls may wait for peers
-        group.close()
+    try:
+        for group in groups:  # without the lock: queued calls may wait for peers
+            group.close()
+    finally:
+        forget_closed()
     close_pool()
 
 
