@@ -210,6 +210,28 @@ void close_in_wait() {
   }
 }
 
+// A program that ends leaves no thread in a wait for a peer that has not come. What moves goes on.
+void end_with_the_program() {
+  Pairs pairs = pairs_of(2);
+  for (const bool has_moving : {false, true}) {
+    Posted sent, got;
+    if (has_moving) {
+      sent = pairs.send(1, 0, kLarge, 5, 3);
+      got = pairs.receive(0, 1, kLarge);
+    }
+    const Posted unmet = pairs.receive(0, 1, 8, 6), offered = pairs.send(0, 1, kLarge, 7);
+    pairs.engine(0).end_unmet();
+    for (const Posted* one : {&unmet, &offered})
+      require_equal(pairs.wait(0, *one).text, "the program ended before the transfer was complete",
+                    "an unmet transfer");
+    require(pairs.engine(0).has_open() == has_moving, "only what moves is open");
+    if (!has_moving) continue;
+    for (int i = 0; i < 8; ++i)
+      for (const int rank : {1, 0}) pairs.look(rank, rank == 0 ? got : sent);
+    require_message(got, 3);
+  }
+}
+
 // The ranks that hold up a transfer, in a group of as many ranks as there can be. A process that is
 // stopped is named if it is one of them.
 void name_all_ranks() {
@@ -255,5 +277,6 @@ int main() {
   hear_verdicts();
   keep_what_is_done();
   close_in_wait();
+  end_with_the_program();
   name_all_ranks();
 }
