@@ -266,7 +266,7 @@ class PointToPoint {
     return spans(channel) + size_t(place) * bay_bytes + turn * turn_bytes % bay_bytes;
   }
   // A message longer than the span writes lines again anyway. It takes a short ring, which stays in
-  // the caches: by turns on a Zen 3, an exchange of 16 MiB took 4.3 ms in the whole span, and takes
+  // the caches. By turns on a Zen 3, an exchange of 16 MiB took 4.3 ms in the whole span, and takes
   // 3.7 ms. Chunks of two messages are never in flight at a time, so their rings may differ.
   template <class Channel>
   auto chunk(Channel& channel, const Transfer& transfer, uint64_t number) const
