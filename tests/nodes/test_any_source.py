@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Receives from any rank over nodes: whose a message is, and ends; see contract/test_p2p.py."""
 
+import gc
 import time
+from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
@@ -55,6 +57,38 @@ def whose_turn(rank: Rank) -> None:
 
 def test_a_message_is_for_the_first_receive_that_it_fits(clusters: Clusters) -> None:
     clusters("aabb").run(whose_turn)
+
+
+def threads_of_closed_groups(rank: Rank) -> list[int]:
+    """Each group is closed while this rank listens to a sender that sends nothing more."""
+    found = []
+    for _ in range(5):
+        group = rank.comm.new_group()
+        if rank.rank == 0:
+            for _ in (2, 3):
+                group.recv(torch.ones(1))
+            last = group.irecv(torch.ones(1))  # listens to ranks 2 and 3 until rank 1 sends
+            time.sleep(0.2)
+            group.send(torch.ones(1), 1, tag=GO)
+            last.wait()
+            del last
+        elif rank.rank == 1:
+            group.recv(torch.ones(1), 0, tag=GO)
+            group.send(torch.ones(1), 0)
+        else:
+            group.send(torch.ones(1), 0)
+        group.barrier()
+        group.close()
+        del group
+        rank.comm.barrier()
+        gc.collect()
+        found.append(len(list(Path("/proc/self/task").iterdir())))
+    return found
+
+
+def test_closed_groups_keep_no_threads(clusters: Clusters) -> None:
+    first, *_, last = clusters("aabb").run(threads_of_closed_groups)[0]
+    assert last <= first + 4  # the last groups' carriers, until another group is closed
 
 
 def test_turns() -> None:

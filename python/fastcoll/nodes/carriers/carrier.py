@@ -105,6 +105,10 @@ class Carrier(ABC):
     def abandon(self) -> None:
         """Let go of transfers that never end; the lane is of no use any more."""
 
+    def regain(self) -> None:
+        """Take `abandon` back: all transfers have ended after all."""
+        return
+
     @abstractmethod
     def close(self) -> None:
         """Leave the lane; nothing is under way."""

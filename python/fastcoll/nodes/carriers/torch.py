@@ -85,6 +85,10 @@ class TorchCarrier(Carrier):
         # For ever: its destructor would wait for the transfers, at the latest when Python ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
+    def regain(self) -> None:
+        """See `Carrier`; the group goes with its last reference."""
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._group))
+
     def close(self) -> None:
         """See `Carrier`; the group goes with its last reference."""
 

@@ -14,6 +14,8 @@ other ranks are connected. A sender writes in the store that it begins, and a re
 connects to those senders (any_source.py).
 """
 
+import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -43,9 +45,28 @@ from fastcoll.types import DType
 
 # Memory that a carrier may still read or write after an error; gone with the process.
 _abandoned: list[object] = []
+# Closed channels of this process that still listen: a header, its transfer, and their carrier.
+_listening: list[tuple[torch.Tensor, Started, Carrier]] = []
+_listening_lock = threading.Lock()
+# The carriers that a forked child inherits have none of their threads.
+os.register_at_fork(after_in_child=_listening.clear)
 # How often a wait looks whether its peer is gone. Each look costs memory; see `Carrier.has_lost`.
 _LONELY_S = 1.0
 MOST_CARRIERS = 64  # that a rank keeps to send on; those of its senders are theirs to end
+
+
+def _keep_listening(header: torch.Tensor, started: Started, carrier: Carrier) -> None:
+    """Keep a carrier that waits for a header until its peer has left it, too.
+
+    Each closed group that received from any rank would keep threads and memory otherwise.
+    """
+    carrier.abandon()  # as this process may end before
+    with _listening_lock:
+        _listening.append((header, started, carrier))
+        over = [one for one in _listening if one[1].is_completed()]
+        _listening[:] = [one for one in _listening if not any(one is other for other in over)]
+    for _, _, left in over:
+        left.regain()
 
 
 def senders_key(target: int, tag: int) -> str:
@@ -191,7 +212,7 @@ class Channel(InOrder):
         if self._header is None:
             self._carrier.close()
         else:
-            self._abandon(*self._header)
+            _keep_listening(*self._header, self._carrier)
 
     def is_offered(self, deadline: Deadline) -> bool:
         """Return whether the next message has begun to come; for the receive whose turn it is.
