@@ -27,8 +27,8 @@ inline constexpr int kNumSlots = 12;
 inline constexpr size_t kSlotBytes = size_t{256} << 10;
 // The least bytes of a place within a slot, which small messages take by turns (cpu/slots.h).
 inline constexpr size_t kLeastPlaceBytes = size_t{8} << 10;  // less gains nothing more
-// A two_shot takes so many of them: with fewer slots a line is written again sooner, while it is
-// still in the cache. Three are the least that its pipeline needs.
+// A two_shot takes so many of them, and so does a long message in direct. A line is written again
+// sooner, while it is still in the cache. Three are the least that a two_shot's pipeline needs.
 inline constexpr uint64_t kFewSlots = 4;
 // Signals that one rank may raise in one segment of a schedule.
 inline constexpr uint32_t kMostSignals = uint32_t{1} << 20;

@@ -210,7 +210,8 @@ void close_in_wait() {
   }
 }
 
-// A program that ends leaves no thread in a wait for a peer that has not come. What moves goes on.
+// A program that ends leaves no thread in a wait for a peer that has not come. A moving message
+// goes on.
 void end_with_the_program() {
   Pairs pairs = pairs_of(2);
   for (const bool has_moving : {false, true}) {
