@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of plain bytes, through the caches or past them. The size from which stores past the
-// caches win is measured here, since memcpy derives its own from made-up cache sizes.
+// Copies of plain bytes, through the caches or past them. The sizes from which each way wins are
+// measured here, since memcpy derives its own from made-up cache sizes.
 //
 // On AMD's CPUs memcpy is not called for more than a few lines. Up to 2.39, glibc copies those by
-// "rep movsb", which is slower than vectors there. It takes up to 16 times as long where the
-// destination lies just behind the source, modulo a page (glibc's bug 30994).
+// "rep movsb". Up to Zen 4 that is slower than vectors. It takes up to 16 times as long where the
+// destination lies just behind the source, modulo a page (glibc's bug 30994). On Zen 5 it is the
+// quickest way from a few KiB on, wherever the two lie. There one core copies 64 KiB, which a peer
+// has just written, at 86 GB/s; by AVX2 or AVX-512 at 67 to 69. The instruction is written out
+// here, since memcpy takes stores past the caches from a made-up size on.
 #pragma once
 
 #include <algorithm>
@@ -13,19 +16,55 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
 namespace fastcoll {
 
-#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)  // TSan does not see such copies
-// A variable, as tests try both ways, and count what goes through memcpy.
-inline bool copies_by_vectors = [] {
-  __builtin_cpu_init();
-  return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx2");
-}();
+// The least bytes from which this CPU copies in each way.
+struct CopyWays {
+  static constexpr size_t kNever = ~size_t{0};
+
+  size_t by_vectors = kNever;  // AVX2, from kLeastByVectors on or never
+  size_t by_string = kNever;   // "rep movsb"
+  // Past the caches, a rank's own part. Measured side by side in all_to_all on a Zen 4: a tie at
+  // half of it. On a Zen 5 it is a tie up to twice of it.
+  size_t past_caches = size_t{4} << 20;
+  // Past the caches, a part or message that a peer has written. On a Xeon parts of 32 MiB took 14 %
+  // less time, and 16 MiB 5 % more.
+  size_t fetched_past_caches = size_t{32} << 20;
+  // A message is copied once, out of its sender's memory, where its receiver sends one as large. In
+  // chunks both CPUs would copy both messages twice. By turns on a Xeon, 1 MiB each way took 150 us
+  // in chunks and takes 118, 16 MiB 2.8 and 1.8 ms. At 256 KiB it is 30 and 28 us.
+  size_t exchanged = size_t{256} << 10;
+};
+
 constexpr size_t kLeastByVectors = 2048;  // glibc takes "rep movsb" from 2112 bytes on
 
+inline CopyWays copy_ways_of_this_cpu() {
+  CopyWays ways;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (!__builtin_cpu_is("amd")) return ways;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  __get_cpuid(1, &eax, &ebx, &ecx, &edx);
+  const unsigned family = (eax >> 8 & 0xf) + (eax >> 20 & 0xff);
+  if (__builtin_cpu_supports("avx2")) ways.by_vectors = kLeastByVectors;
+  ways.exchanged = CopyWays::kNever;  // the kernel copies slowly: all come in chunks
+  // By turns on a Zen 3, parts of 8 MiB take 9 to 28 % less time. Parts of 4 MiB take up to 13 %
+  // more. On a Zen 5 a broadcast of 16 MiB takes 306 us, and from 32 MiB on 345 us.
+  ways.fetched_past_caches = size_t{8} << 20;
+  constexpr unsigned kZen5Family = 0x1a;
+  if (family >= kZen5Family) ways.by_string = size_t{8} << 10;
+#endif
+  return ways;
+}
+
+// A variable, as tests try all ways, and count what goes through memcpy.
+inline CopyWays copy_ways = copy_ways_of_this_cpu();
+
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)  // TSan does not see such copies
 // At least kLeastByVectors bytes. The last step covers the rest, and bytes that are there by then.
 [[gnu::target("avx2"), gnu::noinline]] inline void copy_by_vectors(void* dst, const void* src,
                                                                    size_t num_bytes) {
@@ -42,15 +81,23 @@ constexpr size_t kLeastByVectors = 2048;  // glibc takes "rep movsb" from 2112 b
     _mm256_storeu_si256(to + 3, fourth);
   }
 }
+
+inline void copy_by_string(void* dst, const void* src, size_t num_bytes) {
+#if defined(__SANITIZE_ADDRESS__)  // it does not see such copies
+  std::memcpy(dst, src, num_bytes);
 #else
-inline bool copies_by_vectors = false;
+  asm volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(num_bytes)::"memory");
+#endif
+}
 #endif
 
 // An empty message has a null address, and memcpy forbids null even for no bytes.
 inline void copy_bytes(void* dst, const void* src, size_t num_bytes) {
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
-  if (num_bytes >= kLeastByVectors && copies_by_vectors)
-    return copy_by_vectors(dst, src, num_bytes);
+  if (num_bytes >= kLeastByVectors) {
+    if (num_bytes >= copy_ways.by_string) return copy_by_string(dst, src, num_bytes);
+    if (num_bytes >= copy_ways.by_vectors) return copy_by_vectors(dst, src, num_bytes);
+  }
 #endif
   if (num_bytes != 0) std::memcpy(dst, src, num_bytes);
 }
@@ -78,32 +125,6 @@ inline void copy_past_caches(void* dst, const void* src, size_t num_bytes) {
   copy_bytes(dst, src, num_bytes);  // other CPUs see by themselves that whole lines are written
 #endif
 }
-
-// Measured side by side in all_to_all on an AMD Zen 4: from here on it wins, a tie at half of it.
-constexpr size_t kPastCachesBytes = size_t{4} << 20;
-
-// From here on it wins for a part or message that a peer has written, too. Measured by turns, on an
-// AMD Zen 3: parts of 8 MiB take 9 to 28 % less time. Parts of 4 MiB take up to 13 % more. On a
-// Xeon parts of 32 MiB took 14 % less, and 16 MiB 5 % more.
-inline const size_t kFetchedPastCachesBytes = [] {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_is("amd")) return size_t{8} << 20;
-#endif
-  return size_t{32} << 20;
-}();
-
-// From here on a message is copied once, out of its sender's memory, where its receiver sends one
-// as large. In chunks both CPUs would copy both messages twice. By turns on a Xeon, 1 MiB each
-// way took 150 us in chunks and takes 118, 16 MiB 2.8 and 1.8 ms. At 256 KiB it is 30 and 28 us. On
-// AMD's CPUs the kernel's copies are slow: there all come in chunks. A variable, as tests set it.
-inline size_t least_exchanged_bytes = [] {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_is("amd")) return ~size_t{0};
-#endif
-  return size_t{256} << 10;
-}();
 
 // Some bytes of a part or message, past the caches if all of it has least_bytes or more.
 inline void copy_some(void* dst, const void* src, size_t num_bytes, size_t all_bytes,

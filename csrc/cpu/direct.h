@@ -304,7 +304,8 @@ class Direct {
   void put(int peer, size_t start_bytes, const std::byte* from, size_t num_bytes) const {
     if (call_.lies_apart()) return call_.write_output(peer, elements(start_bytes, num_bytes), from);
     const Part part = part_from(peer);
-    copy_some(part.ptr + start_bytes, from, num_bytes, part.num_bytes, kFetchedPastCachesBytes);
+    copy_some(part.ptr + start_bytes, from, num_bytes, part.num_bytes,
+              copy_ways.fetched_past_caches);
   }
   Span elements(size_t start_bytes, size_t num_bytes) const {  // chunks hold whole ones
     return {start_bytes / call_.elem_bytes(), num_bytes / call_.elem_bytes()};
@@ -320,7 +321,7 @@ class Direct {
     const Part from = part_for(rank_), to = part_from(rank_);
     if (from.ptr == to.ptr) return;
     copy_some(to.ptr + start_bytes, from.ptr + start_bytes, num_bytes, from.num_bytes,
-              kPastCachesBytes);
+              copy_ways.past_caches);
   }
   // A scatter's root copies its own part between the segments of the others, who wait for them. A
   // plan of scatter takes no strided tensors and no lists: each part is in one piece.

@@ -115,8 +115,9 @@ bool PointToPoint<P>::offer(Transfer& transfer, PairChannel& channel, const Pair
                           (transfer.is_awaited ? Message::kWaited : 0);
   if (std::byte* bytes = room(channel, transfer))
     staging_copy_(bytes, transfer.data, transfer.num_bytes);
-  transfer.is_copied = may_copy_ && transfer.num_bytes >= kLeastCopiedBytes &&
-                       readable_.covers(transfer.data, transfer.num_bytes);
+  else
+    transfer.is_copied = may_copy_ && transfer.num_bytes >= kLeastCopiedBytes &&
+                         readable_.covers(transfer.data, transfer.num_bytes);
   message.address = transfer.is_copied ? uint64_t(uintptr_t(transfer.data)) : 0;
   if (group_.options().traces) [[unlikely]]
     write_site<P>(channel.sites[transfer.place], transfer.site);
@@ -172,7 +173,7 @@ bool PointToPoint<P>::advance_receive(Transfer& transfer) {
   for (; received != sent; ++received) {
     const size_t num_bytes = next_chunk(transfer);
     copy_some(transfer.data + transfer.moved_bytes, chunk(channel, transfer, received), num_bytes,
-              transfer.num_bytes, kFetchedPastCachesBytes);
+              transfer.num_bytes, copy_ways.fetched_past_caches);
     transfer.moved_bytes += num_bytes;
     P::arrive(back.received.value, received + 1);
   }
@@ -191,9 +192,9 @@ bool PointToPoint<P>::comes_in_chunks(const Transfer& transfer, const Message& m
 
 template <class P>
 bool PointToPoint<P>::is_exchanged(const Transfer& receive) const {
-  if (receive.num_bytes < least_exchanged_bytes) return false;
+  if (receive.num_bytes < copy_ways.exchanged) return false;
   return std::any_of(open_.begin(), open_.end(), [](const auto& one) {
-    return one->sends && one->num_bytes >= least_exchanged_bytes;
+    return one->sends && one->num_bytes >= copy_ways.exchanged;
   });
 }
 

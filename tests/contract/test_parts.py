@@ -215,7 +215,7 @@ def test_a_ranks_own_part_in_place(pools: Pools) -> None:
         assert all(row)
 
 
-# kPastCachesBytes in csrc/cpu/copy.h: from here on a rank's own part is copied in another way.
+# CopyWays::past_caches in csrc/cpu/copy.h: from here on a rank's own part is copied in another way.
 PAST_CACHES = 4 << 20
 
 
@@ -242,7 +242,7 @@ def test_large_own_parts_at_any_address(pools: Pools) -> None:
         assert found == [True] * 4 * len(starts)
 
 
-# kFetchedPastCachesBytes there, on the CPUs that have most: the same for what a peer gives.
+# CopyWays::fetched_past_caches there, on the CPUs that have most: the same for what a peer gives.
 FETCHED_PAST_CACHES = 32 << 20
 
 

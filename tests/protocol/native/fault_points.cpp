@@ -168,7 +168,8 @@ FOR_TESTS void fault_points_arm(int point, int number, int action, unsigned dela
   state.number = number;
   state.action = Action(action);
   state.delay_us = delay_us;
-  fastcoll::copies_by_vectors = false;  // memcpy has a point
+  auto& ways = fastcoll::copy_ways;  // memcpy has a point
+  ways.by_vectors = ways.by_string = fastcoll::CopyWays::kNever;
   state.is_on = true;
 }
 FOR_TESTS void fault_points_disarm() { fault_points::state.is_on = false; }

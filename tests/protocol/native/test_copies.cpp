@@ -59,15 +59,22 @@ void check_long_copies() {
     }
 }
 
-// Both ways of copying, whichever this machine has.
+// Each way of copying, whichever this machine takes.
 void check_copies() {
   check_bytes();
   check_long_copies();
-#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
-  copies_by_vectors = !copies_by_vectors && __builtin_cpu_supports("avx2");
-  check_bytes();
+  const CopyWays usual = copy_ways;
+  copy_ways.by_vectors = copy_ways.by_string = CopyWays::kNever;
+  check_long_copies();
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) {
+    copy_ways.by_vectors = kLeastByVectors;
+    check_long_copies();
+  }
+  copy_ways.by_string = kLeastByVectors;
   check_long_copies();
 #endif
+  copy_ways = usual;
 }
 
 #if defined(__x86_64__)

@@ -14,7 +14,7 @@ using namespace lone;
 
 namespace {
 
-constexpr size_t kLarge = 64 << 10;
+constexpr size_t kLarge = 128 << 10;
 constexpr int64_t kPatrolUs = 1000;
 // A message longer than the ring of its channel.
 constexpr size_t kLong = (PairChannel::kChunks + 2) * PairChannel::kChunkBytes;
@@ -214,7 +214,7 @@ void choose_copies() {
 // A receiver that sends as large a message copies alone, and at once, though the sender waits.
 void copy_exchanged_messages() {
   constexpr size_t kLeast = 2 * kLarge;
-  const size_t usual = std::exchange(fastcoll::least_exchanged_bytes, kLeast);
+  const size_t usual = std::exchange(fastcoll::copy_ways.exchanged, kLeast);
   using Bytes = std::pair<size_t, size_t>;
   for (const auto& [sent, received] :
        {Bytes{kLeast, kLeast}, {kLeast - 4, kLeast}, {0, kLeast}, {kLeast, kLeast - 4}}) {
@@ -226,7 +226,7 @@ void copy_exchanged_messages() {
     const bool copies = sent == kLeast && received == kLeast;
     require_equal(bool(receive->done), copies, "whether the receiver copies alone");
   }
-  fastcoll::least_exchanged_bytes = usual;
+  fastcoll::copy_ways.exchanged = usual;
 }
 
 // A peer that does its part, and ends the group while this rank sleeps, has done it. All other

@@ -173,7 +173,7 @@ const PartialFns* partial_fns(DType, Op) { return &kPartialFns; }
 
 int main(int argc, char** argv) {
   if (argc < 5) return 2;
-  copies_by_vectors = false;  // our memcpy takes the notes
+  copy_ways = {};  // our memcpy takes the notes
   world_size = std::atoi(argv[1]);
   loses_copies = argc > 5;
   Plan plan;
