@@ -186,7 +186,7 @@ struct alignas(4096) PairChannel {
   static constexpr int kChunks = 16;    // in flight: many, as ranks that share a CPU take turns
   static constexpr size_t kChunkBytes = size_t{32} << 10;
   static constexpr int kBays = 8;                        // beside the first places
-  static constexpr size_t kBayBytes = size_t{32} << 10;  // of a message in a bay, at most
+  static constexpr size_t kBayBytes = size_t{64} << 10;  // of a message in a bay, at most
   // Chunks take a span by turns, and bays another one. A line that the receiver's cache still holds
   // takes long to write again. On a Zen 4 64 KiB take 9 us, and 2 us after 2 MiB of others.
   static constexpr size_t kMostSpanBytes = size_t{2} << 20, kLeastSpanBytes = kMostSpanBytes / 4;

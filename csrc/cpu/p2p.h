@@ -259,10 +259,11 @@ class PointToPoint {
       -> decltype(&channel.messages[0].payload[0]) {
     const int place = transfer.place;
     if (transfer.num_bytes <= Message::kPayloadBytes) return channel.messages[place].payload;
-    if (place >= PairChannel::kBays || transfer.num_bytes > PairChannel::kBayBytes) return nullptr;
+    const size_t bay_bytes = span_bytes_ / PairChannel::kBays;
+    const size_t most_bytes = std::min(PairChannel::kBayBytes, bay_bytes / 2);  // by turns
+    if (place >= PairChannel::kBays || transfer.num_bytes > most_bytes) return nullptr;
     const size_t turn = transfer.number / PairChannel::kBays;
     const size_t turn_bytes = std::bit_ceil(std::max(transfer.num_bytes, kLeastTurnBytes));
-    const size_t bay_bytes = span_bytes_ / PairChannel::kBays;
     return spans(channel) + size_t(place) * bay_bytes + turn * turn_bytes % bay_bytes;
   }
   // A message longer than the span writes lines again anyway. It takes a short ring, which stays in

@@ -17,8 +17,8 @@ from fastcoll.calls.batches import P2POp
 from tests.support.harness import Pools, Rank
 from tests.support.sites import Site, each_kind, without_gpu
 
-# float32: 224 bytes, 16 KiB, 32 KiB, 128 KiB
-SIZES = (0, 1, 50, 56, 57, 1000, 4096, 4097, 8192, 8193, 33_000, 300_001)
+# float32: 224 bytes, 16 KiB, 64 KiB, 128 KiB
+SIZES = (0, 1, 50, 56, 57, 1000, 4096, 4097, 16_384, 16_385, 33_000, 300_001)
 DTYPES = ("float32", "bfloat16", "uint8", "bool", "complex64", "complex128", "float8_e5m2")
 LARGE = 1 << 20  # more than a sender can put down without its receiver
 

@@ -14,7 +14,7 @@ using namespace lone;
 
 namespace {
 
-constexpr size_t kLarge = 64 << 10;
+constexpr size_t kLarge = 128 << 10;
 const std::string kLost = ": its process ended or left the group";
 
 // Each rank is known by its number, as the socket of every link to it.

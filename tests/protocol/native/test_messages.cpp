@@ -12,7 +12,7 @@ using namespace lone;
 
 namespace {
 
-constexpr size_t kLarge = 64 << 10;  // bytes of a message that comes in chunks, or is copied
+constexpr size_t kLarge = 128 << 10;  // bytes of a message that comes in chunks, or is copied
 constexpr size_t kBay = PairChannel::kBayBytes;
 
 void take_of_any_rank() {
@@ -136,7 +136,7 @@ void take_counted_messages() {
 
 // A sender may count no more chunks than the message has left.
 void refuse_chunks() {
-  for (const size_t num_chunks : {2, 3})
+  for (const size_t num_chunks : {3, 4})
     for (const size_t rest : {size_t{1}, size_t{4}, PairChannel::kChunkBytes})
       for (const uint64_t more : {0, 1}) {
         const size_t num_bytes = (num_chunks - 1) * PairChannel::kChunkBytes + rest;
@@ -185,11 +185,13 @@ void take_memory_in_turn() {
   static_assert(PairChannel::span_bytes(kMaxWorld) == PairChannel::kLeastSpanBytes);
   for (const auto& [world_size, span_bytes] :
        {std::pair{4, size_t{2} << 20}, {5, size_t{1} << 20}, {9, size_t{512} << 10}}) {
-    for (const size_t num_bytes : {size_t{300}, size_t{4} << 10, kBay, size_t{256} << 10}) {
+    for (const size_t num_bytes :
+         {size_t{300}, size_t{4} << 10, kBay / 2, kBay, size_t{256} << 10}) {
       Pairs pairs(world_size);
       // The bays lie first, one behind the other.
       std::byte* spans = reinterpret_cast<std::byte*>(&channel_of(pairs, 1, 0) + 1);
-      const bool in_bays = num_bytes <= kBay;
+      const size_t bay_bytes = span_bytes / PairChannel::kBays;
+      const bool in_bays = num_bytes <= std::min(kBay, bay_bytes / 2);  // two turns at least
       std::byte* memory = in_bays ? spans : spans + span_bytes;
       const size_t turn_bytes = std::max(num_bytes, size_t{4} << 10);
       const size_t num_messages = span_bytes / turn_bytes;
@@ -222,14 +224,21 @@ void withdraw() {
   require(!pairs.engine(0).withdraw(*half.transfer), "a receive that has a message");
 }
 
-// Bays lie beside the first places only.
+// Bays lie beside the first places only. Without one, a message of so many bytes may be copied.
 void use_bays() {
   Pairs pairs(2);
+  pairs.engine(0).allow_single_copy(true);
+  constexpr size_t kLeastCopied = 64 << 10;
   std::vector<Posted> sends;
-  for (int i = 0; i <= PairChannel::kBays; ++i)
+  for (int i = 0; i < PairChannel::kBays; ++i)
     sends.push_back(pairs.send(0, 1, kBay, uint32_t(i), i + 1));
-  for (int i = 0; i <= PairChannel::kBays; ++i)
-    require_equal(bool(sends[size_t(i)].transfer->done), i < PairChannel::kBays, "in a bay");
+  for (const size_t num_bytes : {kLeastCopied, kLeastCopied - 4})
+    sends.push_back(pairs.send(0, 1, num_bytes));
+  for (size_t i = 0; i < sends.size(); ++i) {
+    require_equal(bool(sends[i].transfer->done), i < PairChannel::kBays, "in a bay");
+    const bool may_be_copied = channel_of(pairs, 0, 1).messages[i].address != 0;
+    require_equal(may_be_copied, i == PairChannel::kBays, "a message that may be copied");
+  }
 }
 
 }  // namespace

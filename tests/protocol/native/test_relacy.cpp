@@ -251,7 +251,7 @@ void run_sleep(int rank) {
 // ---- p2p: offers, chunks and copies, until places and chunks are used again ---------------------
 
 constexpr size_t kMostMessages = PairChannel::kChunks + 3;
-constexpr size_t kCopiedNumel = (64 << 10) / sizeof(uint64_t);
+constexpr size_t kCopiedNumel = (128 << 10) / sizeof(uint64_t);
 constexpr size_t kLongNumel =  // more chunks than the ring holds
     (PairChannel::kChunks + 2) * PairChannel::kChunkBytes / sizeof(uint64_t);
 std::vector<uint64_t> sizes;

@@ -10,7 +10,7 @@ using namespace lone;
 
 namespace {
 
-constexpr size_t kLarge = 64 << 10;  // bytes of a message that comes in chunks, or is copied
+constexpr size_t kLarge = 128 << 10;  // bytes of a message that comes in chunks, or is copied
 const std::string kSlow =
     ". If the ranks are only slow, raise the timeout (timeout_s=, FASTCOLL_TIMEOUT_S)";
 
@@ -30,7 +30,7 @@ void name_transfers() {
   sites.world.host(0).site = "a.py:1";
   const Posted send = sites.send(0, 2, kLarge);
   require_verdict(sites.wait(0, send),
-                  "send(int32, numel=16384, dst=2, tag=5) at a.py:1," + place(0, 3) +
+                  "send(int32, numel=32768, dst=2, tag=5) at a.py:1," + place(0, 3) +
                       " waited T s for rank 2, which did not receive it" + kSlow,
                   ErrorKind::timeout, 4);
   Pairs any(3);
