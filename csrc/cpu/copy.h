@@ -82,6 +82,8 @@ inline CopyWays copy_ways = copy_ways_of_this_cpu();
   }
 }
 
+// A peer may see its stores in any order, but all of them before any store behind it: Intel's SDM,
+// volume 3, "Fast-String Operation and Out-of-Order Stores". A signal needs no fence before it.
 inline void copy_by_string(void* dst, const void* src, size_t num_bytes) {
 #if defined(__SANITIZE_ADDRESS__)  // it does not see such copies
   std::memcpy(dst, src, num_bytes);
