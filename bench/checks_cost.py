@@ -18,7 +18,9 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from fastcoll.measure.results import provenance, write
+from records import write
+
+from fastcoll.measure.results import provenance
 
 ROOT = Path(__file__).parents[1]
 GOAL_SHARE, GOAL_NS = 0.05, 15.0

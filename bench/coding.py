@@ -17,8 +17,9 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from records import write
 
-from fastcoll.measure.results import provenance, write
+from fastcoll.measure.results import provenance
 from fastcoll.native import _C
 from fastcoll.nodes.arrays import add_coded, code
 from fastcoll.types import Wire

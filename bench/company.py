@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from records import write
 from strangers import quota, strangers
 
-from fastcoll.measure.results import provenance, write
+from fastcoll.measure.results import provenance
 
 Json = dict[str, Any]
 CORES = os.cpu_count() or 1

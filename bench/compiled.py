@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from records import write
 from rows import time_ways
 from torch import Tensor
 from torch._inductor import config
@@ -31,7 +32,7 @@ from torch.nn.functional import rms_norm
 import fastcoll
 from fastcoll.integrations import c10d_build, ops
 from fastcoll.integrations.fusing import FUSING
-from fastcoll.measure.results import provenance, write
+from fastcoll.measure.results import provenance
 
 ROWS, COLUMNS, DTYPES, HALF_LAYERS, EPS = (1, 8, 64), 4096, ("bfloat16", "float32"), 8, 1e-6
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {

@@ -25,9 +25,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from records import write
 
 import fastcoll
-from fastcoll.measure.results import provenance, write
+from fastcoll.measure.results import provenance
 
 NUMEL, WINDOWS = 4096, 60
 CALLS = {"fastcoll": 50, "gloo": 4}  # in a window

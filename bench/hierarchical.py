@@ -19,7 +19,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from fastcoll.measure.results import provenance, write
+from records import write
+
+from fastcoll.measure.results import provenance
 
 SIZES = {64: 15, 64 << 10: 15, 64 << 20: 5}  # bytes: rounds
 ORDERS = {"contiguous": (0, 0, 1, 1), "interleaved": (0, 1, 0, 1)}

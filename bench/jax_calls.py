@@ -25,9 +25,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from records import write
 
 import fastcoll
-from fastcoll.measure.results import provenance, write
+from fastcoll.measure.results import provenance
 
 SIZES = (8, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20)
 WINDOW_S = 0.03

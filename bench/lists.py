@@ -22,9 +22,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from records import write
 
 import fastcoll
-from fastcoll.measure.results import provenance, write
+from fastcoll.measure.results import provenance
 
 NUM_TENSORS, MOST_KIB, ROUNDS = 500, 64, 60
 

@@ -14,7 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fastcoll.measure.results import provenance, write
+from records import write
+
+from fastcoll.measure.results import provenance
 from fastcoll.measure.sizes import format_size, parse_size
 
 SOURCE = Path(__file__).with_suffix(".cpp")

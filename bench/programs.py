@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from fastcoll.measure.results import provenance, write
+from bench.records import write
+from fastcoll.measure.results import provenance
 from tests.programs.run import listed_version, run_alone, run_ranks
 
 STEPS = 60

@@ -21,10 +21,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from records import write
 from torch.nn.functional import rms_norm
 
 import fastcoll
-from fastcoll.measure.results import provenance, write
+from fastcoll.measure.results import provenance
 
 ROWS, COLUMNS, DTYPES = (1, 8, 64), (4096, 8192), ("bfloat16", "float32")
 EPS, ROUNDS, WINDOW_US = 1e-6, 80, 1500

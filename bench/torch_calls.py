@@ -26,12 +26,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from records import write
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fastcoll  # noqa: F401 - registers the backend
 from fastcoll.integrations import c10d_build
-from fastcoll.measure.results import provenance, write
+from fastcoll.measure.results import provenance
 from fastcoll.measure.training import TrainingConfig
 
 CLASSES = {

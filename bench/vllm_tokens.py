@@ -21,9 +21,10 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import torch
+from records import write
 from vllm_engine import Batch, Engine, Model, Output, run
 
-from fastcoll.measure.results import provenance, write
+from fastcoll.measure.results import provenance
 
 MODEL = Model(hidden=256, layers=4)
 OPTIONS = {"tensor_parallel_size": 2}

@@ -17,8 +17,9 @@ from typing import Any
 
 from hierarchical import slowest, timed
 from hosts import LINK, Hosts
+from records import write
 
-from fastcoll.measure.results import provenance, write
+from fastcoll.measure.results import provenance
 
 WIRES = ("none", "int8", "fp8", "bf16")
 

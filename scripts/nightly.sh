@@ -36,8 +36,8 @@ part "soak" python -m tests.faults.soak --seconds 600
 part "growth" python -m tests.faults.soak_flat --seconds 600
 part "long training" env TRAINING_STEPS=2000 python -m pytest -q tests/nodes/test_compressed_gradients.py
 part "kills" python -m tests.faults.soak --kills 200
-part "fuzz what peers send" python tests/faults/fuzz.py --seconds 300
-part "fuzz what C++ reads" python tests/protocol/native/fuzz_bytes.py --seconds 300
+part "fuzz what peers send" python -m tests.faults.fuzz --seconds 300
+part "fuzz what C++ reads" python -m tests.protocol.native.fuzz_bytes --seconds 300
 part "real programs" real_programs
 # constraints.txt has the torch of CI, so these are the others.
 for torch in 2.11.0 2.12.0 2.14.0 2.15.0; do

@@ -35,7 +35,7 @@ KERNELS = ("kernels", "csrc/sim", "csrc/dtypes.h", "csrc/cpu/convert.h", "csrc/c
 ALWAYS = ("tests/conftest.py", "tests/proofs.py", "constraints.txt", "pyproject.toml", "setup.py")
 # Where the modules lie that are inputs of the tests that import them: packages, and folders on the
 # tests' path (pyproject.toml).
-PACKAGES = ("tests", "scripts")
+PACKAGES = ("tests", "scripts", "bench")
 FOLDERS = ("bench", "bench/gpu", "scripts")
 TOOLS = ("g++", "clang++", "aarch64-linux-gnu-g++", "qemu-aarch64", "nvcc", "ptxas", "spin -V")
 RELACY = Path("/usr/include/relacy")

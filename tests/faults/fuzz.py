@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged bytes for everything that a rank reads from a socket, a store or a region.
 
-    python tests/faults/fuzz.py --seconds 600
+    python -m tests.faults.fuzz --seconds 600
 
 Messages are valid ones with bits turned, ends cut off and pieces repeated, or noise; with up to
 four descriptors. Every message is refused by a FastcollError or ignored: no other exception, no
@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.records import write
 from fastcoll import _C, DesyncError, DriverError, FastcollError, PeerLostError
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import say_farewell, why_gone
@@ -31,7 +32,7 @@ from fastcoll.bootstrap.identity import Terms, describe_rank, meet
 from fastcoll.bootstrap.mesh import SHRINK_TAG, Mesh
 from fastcoll.bootstrap.rendezvous import Listener
 from fastcoll.bootstrap.shrink import shrink
-from fastcoll.measure.results import provenance, write
+from fastcoll.measure.results import provenance
 
 
 def damage(chance: random.Random, message: bytes) -> bytes:

@@ -25,7 +25,8 @@ from typing import Any
 
 import torch
 
-from fastcoll.measure.results import provenance, write
+from bench.records import write
+from fastcoll.measure.results import provenance
 from tests.support import oracle
 from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, difference, expected
 from tests.support.harness import LATE_S, Outcome, Pool, Rank, Setup

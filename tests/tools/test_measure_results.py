@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import records
 
 from fastcoll.measure.pattern import make_cell
 from fastcoll.measure.results import (
@@ -170,4 +171,15 @@ def test_a_command_can_be_typed_again() -> None:
 def test_recorded_results_fit_the_schema() -> None:
     folder = Path(__file__).parents[2] / "bench" / "results"
     for path in folder.glob("*/*.json"):
-        validate(json.loads(path.read_text()))
+        document = json.loads(path.read_text())
+        check = validate if document["kind"] in ("bench", "demo", "regret") else records.validate
+        check(document)
+
+
+def test_the_commands_and_the_programs_have_kinds_of_their_own() -> None:
+    document = bench_file()
+    with pytest.raises(jsonschema.ValidationError, match="'bench' is not one of"):
+        records.validate(document)
+    with pytest.raises(jsonschema.ValidationError, match="'memory' is not one of"):
+        validate(document | {"kind": "memory"})
+    records.validate(document | {"kind": "memory"})

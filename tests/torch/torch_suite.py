@@ -240,8 +240,9 @@ def main() -> int:
     if args.here:
         _run_here(args.here, args.world[0], args.cases)
         return 0
+    from bench.records import write
     from fastcoll import env
-    from fastcoll.measure.results import provenance, write
+    from fastcoll.measure.results import provenance
 
     origin, worlds, num_lost = provenance(), args.world or [2, 4], 0
     recorded = {}

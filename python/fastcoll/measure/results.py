@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result files: the documents of measurements, checked against result.schema.json.
+"""Result files: the documents of measurements, checked against two schemas.
+
+result.schema.json has the part that all kinds share. kinds.schema.json has the kinds that commands
+write, and bench/kinds.schema.json those of the programs there.
 
 Decides the form of the files under bench/results. Knows nothing of how anything was measured.
 """
@@ -25,6 +28,7 @@ _ABSOLUTE_PATH = re.compile(r"(?<![\w.])(?:/[^/\s\"',:=]+)*/([^/\s\"',:=]+)")
 SCHEMA_NAME = "fastcoll-result-1"
 _log = logging.getLogger(__name__)
 _SCHEMA_PATH = Path(__file__).with_name("result.schema.json")
+KINDS = Path(__file__).with_name("kinds.schema.json")
 Json = dict[str, Any]
 
 
@@ -99,19 +103,20 @@ def row_record(cell: Cell, outcomes: Sequence[Outcome]) -> Json:
     }
 
 
-def validate(document: Json) -> None:
-    """Check a document against the schema.
+def validate(document: Json, kinds: Path = KINDS) -> None:
+    """Check a document against the schema of all, and against that of some kinds.
 
     Raises:
         jsonschema.ValidationError: it does not fit.
     """
     # Through JSON and back, so that the check sees the same as a reader of the file.
-    fault = worst_fault(json.loads(json.dumps(document)), _SCHEMA_PATH)
+    read = json.loads(json.dumps(document))
+    fault = worst_fault(read, _SCHEMA_PATH) or worst_fault(read, kinds)
     if fault is not None:
         raise fault
 
 
-def to_text(document: Json) -> str:
+def to_text(document: Json, kinds: Path = KINDS) -> str:
     """Check a document and return the text of its file.
 
     A machine with GPUs may lack jsonschema. There the file is written unchecked, and a line of the
@@ -121,19 +126,19 @@ def to_text(document: Json) -> str:
         jsonschema.ValidationError: it does not fit the schema.
     """
     if importlib.util.find_spec("jsonschema"):
-        validate(document)
+        validate(document, kinds)
     else:
         _log.warning("jsonschema is not installed: the result is not checked against its schema")
     return in_lines(document)
 
 
-def write(document: Json, path: Path) -> None:
+def write(document: Json, path: Path, kinds: Path = KINDS) -> None:
     """Check a document and write it, making the folder.
 
     Raises:
         jsonschema.ValidationError: it does not fit the schema; nothing is written.
     """
-    text = to_text(document)
+    text = to_text(document, kinds)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n")
 

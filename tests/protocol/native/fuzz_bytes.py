@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds damaged bytes to all C++ readers of a peer's bytes (fuzz_bytes.cpp), by libFuzzer.
 
-    python tests/protocol/native/fuzz_bytes.py --seconds 600
+    python -m tests.protocol.native.fuzz_bytes --seconds 600
 
 Decides how it is compiled and run. Plants a bug in a copy of the sources, to see that each target
 can find one. The comments of fuzz_bytes.cpp say what a target reads and may do.
@@ -17,7 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastcoll.measure.results import provenance, write
+from bench.records import write
+from fastcoll.measure.results import provenance
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp")
