@@ -133,18 +133,13 @@ DeviceFacts device_facts(int device) {
   check_cuda(cudaGetDeviceProperties(&prop, device), "reading device " + std::to_string(device));
   DeviceFacts facts;
   facts.name = prop.name;
-  char text[40];
+  char text[3];
   for (const char byte : prop.uuid.bytes) {
     std::snprintf(text, sizeof text, "%02x", unsigned(static_cast<unsigned char>(byte)));
     facts.uuid += text;
   }
-  std::snprintf(text, sizeof text, "%04x:%02x:%02x.0", unsigned(prop.pciDomainID),
-                unsigned(prop.pciBusID), unsigned(prop.pciDeviceID));
-  facts.pci_id = text;
   facts.capability = prop.major * 10 + prop.minor;
   facts.num_sms = prop.multiProcessorCount;
-  facts.memory_bytes = prop.totalGlobalMem;
-  facts.l2_bytes = size_t(prop.l2CacheSize);
   facts.has_vmm_fds =
       driver_api().has_vmm() &&
       attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device) &&

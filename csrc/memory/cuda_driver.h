@@ -31,12 +31,9 @@ int device_count(std::string* reason = nullptr);
 
 struct DeviceFacts {
   std::string name;
-  std::string uuid;    // tells devices apart across processes; MIG instances have their own
-  std::string pci_id;  // domain:bus:device.function
-  int capability;      // 90 for sm_90
+  std::string uuid;  // tells devices apart across processes; MIG instances have their own
+  int capability;    // 90 for sm_90
   int num_sms;
-  size_t memory_bytes;
-  size_t l2_bytes;
   bool has_vmm_fds;    // memory can be handed to other processes as descriptors
   bool has_multicast;  // NVLink SHARP, and a driver that knows how to use it
 };

@@ -15,11 +15,8 @@ Shape = tuple[int, int, int]  # LaunchShape: blocks, threads, tile bytes
 class _DeviceFacts(TypedDict):
     name: str
     uuid: str
-    pci_id: str
     capability: int
     num_sms: int
-    memory_bytes: int
-    l2_bytes: int
     has_vmm_fds: bool
     has_multicast: bool
 

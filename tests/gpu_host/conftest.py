@@ -27,7 +27,7 @@ def report(
 ) -> Callable[[Path], str]:
     """`report(folder)` is what the report on a folder prints; its files go to folder/out."""
     module = importlib.import_module("report")
-    one = gpu.Gpu(0, "Some GPU", "id", "0", 90, 132, 1, 1, True, True)
+    one = gpu.Gpu(0, "Some GPU", "id", 90, 132, True, True)
     monkeypatch.setattr(gpu, "gpus", lambda: [one])
 
     def run(folder: Path) -> str:

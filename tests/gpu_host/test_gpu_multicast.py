@@ -130,7 +130,7 @@ def test_multicast_that_is_not_wanted_is_not_tried(driver: Driver) -> None:
 def introduced(driver: Driver, has_multicast: bool, world_size: int) -> dict[str, Any]:
     from fastcoll.gpu.terms import describe_device
 
-    facts = gpu.Gpu(1, "Some GPU", "id", "0", 90, 132, 1, 1, True, has_multicast)
+    facts = gpu.Gpu(1, "Some GPU", "id", 90, 132, True, has_multicast)
     blocks = Blocks(100, 100, 25, False)
     return describe_device(facts, world_size, blocks=blocks, heap_bytes=1, most_channels=0)
 

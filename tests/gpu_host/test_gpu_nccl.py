@@ -92,7 +92,7 @@ def test_explain_says_it_of_this_machines_gpus(monkeypatch: pytest.MonkeyPatch) 
     refused = runner.invoke(app, command)
     assert refused.exit_code == ExitCode.MISSING
     monkeypatch.setattr(gpu, "problem", lambda: "")
-    one = gpu.Gpu(0, "Some GPU", "id", "0", 90, 132, 1, 1, True, False)
+    one = gpu.Gpu(0, "Some GPU", "id", 90, 132, True, False)
     monkeypatch.setattr(gpu, "gpus", lambda: [one] * 4)
     monkeypatch.setattr(gpu, "pairs_without_access", lambda: [(0, 1)])
     monkeypatch.setattr(gpu, "nccl_name", lambda: "2.27.5")

@@ -97,7 +97,7 @@ def test_a_table_of_other_gpus_is_refused_with_the_reason(monkeypatch: pytest.Mo
 def test_the_driver_tells_its_version_and_all_gpus_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = gpu.Gpu(0, "Some GPU", "id", "0", 90, 132, 1, 1, True, True)
+    one = gpu.Gpu(0, "Some GPU", "id", 90, 132, True, True)
     monkeypatch.setattr(gpu, "gpus", lambda: [one])
     assert gpu.fingerprint(tmp_path)["num_gpus"] == 1
     assert gpu.fingerprint(tmp_path)["driver"] == f"CUDA {gpu.driver_version()}"

@@ -201,7 +201,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
   prop->uuid.bytes[0] = char(device);
   prop->major = 9;
   prop->multiProcessorCount = kCapacity;
-  prop->totalGlobalMem = size_t{80} << 30;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {

@@ -53,11 +53,8 @@ void bind_devices(py::module_& module) {
         py::dict result;
         result["name"] = facts.name;
         result["uuid"] = facts.uuid;
-        result["pci_id"] = facts.pci_id;
         result["capability"] = facts.capability;
         result["num_sms"] = facts.num_sms;
-        result["memory_bytes"] = facts.memory_bytes;
-        result["l2_bytes"] = facts.l2_bytes;
         result["has_vmm_fds"] = facts.has_vmm_fds;
         result["has_multicast"] = facts.has_multicast;
         return result;

@@ -27,11 +27,8 @@ class Gpu:
     index: int
     name: str
     uuid: str  # the same for every process that sees the device; a MIG instance has its own
-    pci_id: str
     capability: int  # 90 for sm_90
     num_sms: int
-    memory_bytes: int
-    l2_bytes: int
     has_vmm_fds: bool  # its memory can be handed to other processes as descriptors
     has_multicast: bool  # its switch can reduce (NVLink SHARP)
 
