@@ -299,17 +299,6 @@ std::byte* ProcessGroup::arena_ptr(int arena_idx) {
   return group_->arenas()[size_t(arena_idx)].bases[rank_];
 }
 
-void ProcessGroup::remove_arena(int arena_idx) {
-  Host host;
-  const Turn turn(*this, host);
-  arena_ptr(arena_idx);
-  Arena& arena = group_->arenas()[size_t(arena_idx)];
-  if (!forked_.load(std::memory_order_relaxed))
-    for (std::byte* base : arena.bases) memfd_close(base, arena.num_bytes);
-  if (arena.fd >= 0) ::close(arena.fd);
-  arena = Arena{};
-}
-
 void ProcessGroup::await_queued(Host& host) {
   constexpr std::chrono::milliseconds kLook(50);  // for Ctrl-C
   // A forked child lacks the thread that finishes them.

@@ -134,7 +134,6 @@ class ProcessGroup {
 
   int add_arena(const std::vector<int>& fds, size_t num_bytes);
   std::byte* arena_ptr(int arena_idx);
-  void remove_arena(int arena_idx);
 
   CallQueue& queue() { return *queue_; }
   bool closed() const { return closed_.load(std::memory_order_relaxed); }

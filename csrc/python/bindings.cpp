@@ -206,7 +206,6 @@ void bind_group(py::module_& module) {
       .def("add_arena", &ProcessGroup::add_arena, py::arg("fds"), py::arg("num_bytes"), without_gil)
       .def("arena_ptr",
            [](ProcessGroup& group, int arena_idx) { return uintptr_t(group.arena_ptr(arena_idx)); })
-      .def("remove_arena", &ProcessGroup::remove_arena, without_gil)
       .def("async_begin", [](ProcessGroup& group) { group.queue().begin_in_python(); })
       .def("async_end", [](ProcessGroup& group) { group.queue().end_in_python(); })
       .def(
@@ -328,14 +327,6 @@ void bind_machine(py::module_& module) {
       if (name == simd_level_name(SimdLevel(level))) return set_simd_level(SimdLevel(level));
     throw Failure(ErrorKind::usage, "SIMD level \"" + name + "\" is not one of this machine's");
   });
-  module.def(
-      "spread_out",
-      [](const std::vector<uint32_t>& cpus, int rank) {
-        if (rank < 0 || size_t(rank) >= cpus.size())
-          throw Failure(ErrorKind::usage, "no such rank: " + std::to_string(rank));
-        return spread_out(cpus, rank);
-      },
-      py::arg("cpus"), py::arg("rank"));
   module.attr("K_INLINE_MAX_BYTES") = kInlineMaxBytes;
   module.attr("K_SLOT_BYTES") = kSlotBytes;
   module.attr("K_NUM_SLOTS") = kNumSlots;
