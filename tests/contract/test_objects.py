@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives of Python objects, and the barrier that names who is missing."""
 
-import dataclasses
 import os
 import pickle
 import re
@@ -16,8 +15,8 @@ import fastcoll
 from fastcoll.calls.objects import _ROOM_BYTES
 from tests.support.backends import TorchGroup
 from tests.support.fallbacks import noting
-from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
-from tests.support.sites import Site, each_kind, without_gpu
+from tests.support.harness import Attempt, Pools, Rank, attempt
+from tests.support.sites import Site, without_gpu
 
 
 def how(weights_only: bool) -> dict[str, bool]:
@@ -297,51 +296,6 @@ def lengths_differ(rank: Rank) -> list[str]:
 
 def test_lists_of_other_lengths(pools: Pools) -> None:
     assert pools(2).run(lengths_differ) == [["", ""], ["UsageError", ""]]
-
-
-class Unpicklable:
-    """Refuses to be packed, by pickle and by torch."""
-
-    def __reduce__(self) -> Any:
-        raise TypeError("it holds a socket, " + "very " * 1000 + "large")
-
-
-def pack_in_vain(rank: Rank, weights_only: bool) -> list[Attempt]:
-    """Rank 1 gives each verb an object that can't be packed; then all verbs as usual."""
-    comm = rank.comm.communicator() if isinstance(rank.comm, TorchGroup) else rank.comm
-    me, world, safe = rank.rank, rank.world_size, how(weights_only)
-    is_odd = me == 1
-    mine: Any = Unpicklable() if is_odd else me
-    everything = ["kept"] * world
-    given = [1] * (world - 1) + [mine] if is_odd else None
-    found = [
-        attempt(comm.all_gather_object, everything, mine, **safe),
-        attempt(comm.gather_object, mine, [None] * world if me == 0 else None, 0, **safe),
-        attempt(comm.broadcast_object_list, [mine], 1, **safe),
-        attempt(comm.scatter_object_list, [None], given, 1, **safe),
-    ]
-    if me < 2:  # the receiver first names its sender, then takes anyone
-        for source in (1, None):
-            call = comm.recv_object_list if me == 0 else comm.send_object_list
-            found.append(attempt(call, [mine], 0 if is_odd else source, **safe))
-    assert everything == ["kept"] * world
-    every_verb(dataclasses.replace(rank, comm=comm), 0)
-    return found
-
-
-@pytest.mark.parametrize("weights_only", [False, True])
-@each_kind
-def test_what_one_rank_cannot_pack_is_an_error_on_all(site: Site, weights_only: bool) -> None:
-    rows = site.run(pack_in_vain, weights_only)
-    assert [len(row) for row in rows] == [6, 6] + [4] * (site.world - 2)
-    for row in rows:
-        for one in row:
-            assert one.kind == "UsageError", one
-            assert "TypeError: it holds a socket, very very" in one.text
-            assert one.seconds < LATE_S
-        for one in row[:4]:
-            assert "rank 1: " in one.text
-            assert "can still be used" in one.text
 
 
 def gather_to_two(rank: Rank) -> list[Attempt]:

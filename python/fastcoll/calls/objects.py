@@ -284,7 +284,12 @@ def _packed(obj: Any, weights_only: bool) -> _Packed:
 
 
 def _problem_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    """Return an error in words that can be encoded; its own code may raise, too."""
+    try:
+        words = str(error)
+    except Exception as another:
+        words = f"its text raised {type(another).__name__}"
+    return f"{type(error).__name__}: {words}".encode(errors="replace").decode()
 
 
 def _packet_of(packed: _Packed, word: int = 0) -> _Bytes:
