@@ -146,12 +146,22 @@ def short_forms(rank: Rank) -> list[Any]:
     return results
 
 
+def numbered_devices(rank: Rank) -> list[bool]:
+    """FSDP2 and programs ask for a backend by the device of a tensor, which has a number."""
+    del rank
+    backend_of = dist.group.WORLD._get_backend  # type: ignore[union-attr]
+    plain = type(backend_of(torch.device("cpu")))
+    found = [type(backend_of(torch.device("cpu", index))) is plain for index in (0, 1)]
+    return [*found, bool(attempt(backend_of, torch.device("xpu", 0)).kind)]
+
+
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
     "program",
     [
         short_forms,
         groups,
+        numbered_devices,
         pytest.param(functional, marks=pytest.mark.slow),
     ],
 )

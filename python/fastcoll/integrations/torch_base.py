@@ -96,7 +96,7 @@ class BaseProcessGroup(ProcessGroup):
         return [torch.device("cpu"), torch.device("cuda")]
 
     def _get_backend(self, device: torch.device) -> Self:
-        if torch.device(device) not in self._device_types:
+        if torch.device(device).type not in {one.type for one in self._device_types}:
             raise UnsupportedError(f'the backend "{NAME}" has nothing for {device}')
         return self
 
