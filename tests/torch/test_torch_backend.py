@@ -155,6 +155,16 @@ def numbered_devices(rank: Rank) -> list[bool]:
     return [*found, bool(attempt(backend_of, torch.device("xpu", 0)).kind)]
 
 
+def questions(rank: Rank) -> list[Any]:
+    """Settings and names that programs ask a group for."""
+    del rank
+    group: Any = dist.group.WORLD
+    group._enable_collectives_timing()
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    return [tensor, group.bound_device_id, group.group_desc, dist.get_process_group_ranks(None)]
+
+
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
     "program",
@@ -162,6 +172,7 @@ def numbered_devices(rank: Rank) -> list[bool]:
         short_forms,
         groups,
         numbered_devices,
+        questions,
         pytest.param(functional, marks=pytest.mark.slow),
     ],
 )
