@@ -207,10 +207,8 @@ void ProcessGroup::drive_transfers(void (*end)()) {
           if (end) end();
         },
         Draining::ignores);
-  } catch (const std::system_error& error) {
+  } catch (const std::system_error&) {  // there is no thread
     p2p_->give_up_drive();
-    throw Failure(ErrorKind::driver,
-                  std::string("no thread for sends and receives: ") + error.what());
   }
 }
 

@@ -259,12 +259,7 @@ FastcollTransfer* start_transfer(FastcollGroup* group, const FastcollTransferCal
   return reinterpret_cast<FastcollTransfer*>(outcome == kFastcollDone ? handle.release() : nullptr);
 }
 
-FastcollOutcome drive_transfers(FastcollGroup* group, FastcollFailure* failure) {
-  return outcome_of(failure, [&] {
-    ours(group).drive_transfers();
-    return kFastcollDone;
-  });
-}
+void drive_transfers(FastcollGroup* group) { ours(group).drive_transfers(); }
 
 bool look_at_transfer(FastcollGroup* group, const FastcollTransfer* transfer) {
   return ours(group).look(behind(transfer));

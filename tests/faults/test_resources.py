@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
+import fastcoll
 from fastcoll.bootstrap import identity
 from tests.faults.test_cleanup import BARE, belongings, come_up, machine, use
-from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
-from tests.support.held import limited
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.held import limited, no_threads
 from tests.support.programs import run_in_pairs
 
 SOON_S = LATE_S  # far below the limits of the waits: a failure is told, not waited for
@@ -271,3 +273,28 @@ def test_closed_streams_get_no_memory_of_the_group(tmp_path: Path) -> None:
     for case, rows in run_in_pairs(tmp_path, CLOSED, hows).items():
         for code, out, err in rows:
             assert (code, out) == (0, str(["/dev/null"] * 3)), (case, err)
+
+
+def transfers_without_threads(rank: Rank) -> list[float]:
+    """Messages that are not over at once, strided ones, too: the waits move them."""
+    peer, numel = 1 - rank.rank, 1 << 20
+    sent, got = torch.full((numel,), rank.rank + 1.0), torch.zeros(numel)
+    strided = torch.zeros(6)
+    rank.comm.barrier()
+    if rank.rank == 2:
+        return []
+    with no_threads():
+        for given, received in ((sent, got), (sent[:3], strided[::2])):
+            works = [rank.comm.irecv(received, peer), rank.comm.isend(given, peer)]
+            for work in works:
+                work.wait()
+        ops = [("isend", sent), ("irecv", got)]
+        for work in fastcoll.batch_isend_irecv([fastcoll.P2POp(op, one, peer) for op, one in ops]):
+            work.wait()
+    return [got.sum().item(), strided.sum().item()]
+
+
+@pytest.mark.parametrize("nodes", ["", "aab"], ids=["one node", "two nodes"])
+def test_transfers_need_no_thread(fresh_pool: Callable[..., Pool], nodes: str) -> None:
+    found = fresh_pool(len(nodes) or 2, Setup(nodes=nodes)).run(transfers_without_threads)
+    assert found[:2] == [[2.0 * (1 << 20), 6.0], [1.0 * (1 << 20), 3.0]]

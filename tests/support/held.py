@@ -4,6 +4,7 @@
 import contextlib
 import gc
 import resource
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,3 +43,22 @@ def describe_more_held(before: Held) -> str:
     while (after := list_held()) != before and time.monotonic() < end:
         time.sleep(0.02)
     return "" if after == before else f"held {before} before and {after} after"
+
+
+@contextlib.contextmanager
+def no_threads() -> Iterator[None]:
+    """Let no thread be started: there are no addresses for its stack."""
+    end, threads = threading.Event(), list[threading.Thread]()
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    with limited(resource.RLIMIT_AS, used_bytes + (1 << 20)):
+        try:
+            with contextlib.suppress(RuntimeError):
+                while True:  # those for which there are stacks of threads that have ended
+                    thread = threading.Thread(target=end.wait)
+                    thread.start()
+                    threads.append(thread)
+            yield
+        finally:
+            end.set()
+            for thread in threads:
+                thread.join()

@@ -17,8 +17,9 @@ import torch.distributed as dist
 
 from fastcoll.api.groups import communicator_of
 from fastcoll.integrations.torch_group import FastcollProcessGroup
-from tests.support.backends import COMPILE_S, on_backend, same
-from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
+from tests.support.backends import BACKENDS, COMPILE_S, on_backend, same
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.held import no_threads
 
 Pools = Callable[[int], Pool]
 LARGE = 1 << 20  # more than a sender can put down without its receiver
@@ -220,3 +221,29 @@ def batch_fails(rank: Rank) -> list[Any]:
 def test_a_batch_that_fails_is_over(compiled_pools: Pools) -> None:
     rows = compiled_pools(2).run(on_backend, "fastcoll", batch_fails)
     assert rows == [[[0.0] * 4, []]] * 2
+
+
+def without_threads(rank: Rank) -> list[float]:
+    """Messages that are not over at once, and a batch of them: the waits move them."""
+    peer = 1 - rank.rank
+    sent, got = torch.full((LARGE,), rank.rank + 1.0), torch.zeros(LARGE)
+    small, others = torch.zeros(3), torch.full((3,), rank.rank + 5.0)
+    dist.barrier()
+    with no_threads():
+        for received, given in ((got, sent), (small, others)):
+            works = [dist.irecv(received, peer), dist.isend(given, peer)]
+            for work in works:
+                assert work is not None
+                work.wait()
+        ops = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, got, peer)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        dist.barrier()
+    return [got.sum().item(), small.sum().item()]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_transfers_need_no_thread(fresh_pool: Callable[..., Pool], backend: str) -> None:
+    pool = fresh_pool(2, Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": backend}))
+    found = pool.run(on_backend, "fastcoll", without_threads, deadline_s=COMPILE_S)
+    assert found == [[2.0 * LARGE, 18.0], [1.0 * LARGE, 15.0]]
