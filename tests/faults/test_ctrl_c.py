@@ -9,12 +9,13 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 import fastcoll
-from fastcoll.calls import recorder
+from fastcoll.calls import recorder, transfer_work
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
 from tests.support.waiting import wait_until
 
@@ -161,3 +162,24 @@ def test_other_signals_are_handled_and_the_wait_goes_on(fresh_pool: Callable[...
     (seen, values), (_, others) = pool.finish()
     assert seen > 0
     assert values == others == [4.0]
+
+
+def wait_in_a_handler(rank: Rank) -> list[float]:
+    """The signal comes while received elements are copied to their places."""
+    tensor, copy = torch.zeros(6), transfer_work.copy_back
+    rank.comm.isend(torch.arange(3.0), 0)
+    work = rank.comm.irecv(tensor[::2], 0)
+
+    def copy_late(*arrays: Any) -> None:
+        transfer_work.copy_back = copy
+        os.kill(os.getpid(), signal.SIGUSR2)
+        copy(*arrays)
+
+    signal.signal(signal.SIGUSR2, lambda *_: work.wait())
+    transfer_work.copy_back = copy_late
+    work.wait()
+    return tensor.tolist()
+
+
+def test_a_handler_that_waits_for_a_strided_receive(fresh_pool: Callable[..., Pool]) -> None:
+    assert fresh_pool(1).run(wait_in_a_handler) == [[0.0, 0.0, 1.0, 0.0, 2.0, 0.0]]

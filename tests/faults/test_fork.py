@@ -5,15 +5,18 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import fastcoll
+from fastcoll.calls.work import CallWork
 from tests.support.harness import LATE_S, TIMEOUT_S, Attempt, Pool, Pools, Rank, Setup, attempt
 
 
@@ -117,6 +120,32 @@ def test_a_child_cannot_wait_for_its_parents_transfers(
         assert [one.kind for one in attempts] == ["FastcollError" if nodes else "UsageError"] * 2
         assert all("fork" in one.text and one.seconds < LATE_S for one in attempts)
         assert found == [False, True, 50_000.0]
+
+
+def fork_while_a_future_is_made(rank: Rank) -> float:
+    """Another thread is making the future of another call."""
+    tensor, is_made, gate = torch.ones(3), threading.Event(), threading.Event()
+    rank.comm.all_reduce(tensor)  # later calls of its kind are queued in C++
+    first, second = (rank.comm.all_reduce(tensor, async_op=True) for _ in range(2))
+    assert isinstance(first, CallWork)
+    second.wait()
+
+    def complete_late(*args: Any) -> None:
+        is_made.set()
+        gate.wait()
+
+    with mock.patch("fastcoll.calls.work.complete", complete_late):
+        thread = threading.Thread(target=first.get_future)
+        thread.start()
+        is_made.wait()
+    found = in_child(lambda: second.get_future().wait()[0].sum().item())
+    gate.set()
+    thread.join()
+    return found
+
+
+def test_a_child_may_ask_for_a_future(fresh_pool: Callable[..., Pool]) -> None:
+    assert fresh_pool(2).run(fork_while_a_future_is_made) == [24.0] * 2
 
 
 def close_all() -> str:

@@ -4,7 +4,6 @@
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ from fastcoll.calls import pool
 from fastcoll.calls.work import CallQueue, QueuedWork
 from fastcoll.errors import FastcollError
 from tests.support.harness import DEADLINE_S
+from tests.support.interrupts import within_deadline
 
 
 class Owner:
@@ -32,14 +32,6 @@ class Owner:
 
     def await_native(self) -> None:
         self.at_native()
-
-
-def within_deadline(task: Callable[[], Any]) -> None:
-    """Do something that would wait for ever if it were broken."""
-    thread = threading.Thread(target=task, daemon=True)
-    thread.start()
-    thread.join(DEADLINE_S)
-    assert not thread.is_alive()
 
 
 def leave(number: int) -> None:

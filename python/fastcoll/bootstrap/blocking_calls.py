@@ -20,13 +20,14 @@ T = TypeVar("T")
 # take the process down. So threads that are about to return may do so first.
 _LAST_S = 1.0
 _asking: "weakref.WeakSet[threading.Thread]"
-_lock: threading.Lock
+_lock: threading.RLock
 
 
 def _forget() -> None:
     """Begin anew: a forked child has none of the threads, and perhaps the lock of one of them."""
     global _asking, _lock
-    _asking, _lock = weakref.WeakSet(), threading.Lock()
+    # A signal handler may come here, too.
+    _asking, _lock = weakref.WeakSet(), threading.RLock()
 
 
 _forget()

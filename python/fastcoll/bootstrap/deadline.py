@@ -34,7 +34,7 @@ class _RunningClock:
 
     def forget_lock(self) -> None:
         """Take a new lock: a forked child may have its parent's, held by a thread it has not."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come here, too
 
     def now_s(self) -> float:
         with self._lock:
@@ -45,6 +45,34 @@ class _RunningClock:
 
 
 running_s = _RunningClock().now_s
+
+
+class Flag:
+    """An event that threads wait for, and signal handlers that interrupt them.
+
+    The lock within a threading.Event may be held by the code that a handler has interrupted. Here a
+    thread that has passed may hold the gate, and all others see that it is open.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def set(self) -> None:
+        """Let all threads pass; to be called once."""
+        self._is_set = True
+        self._gate.release()
+
+    def is_set(self) -> bool:
+        """Return whether threads may pass."""
+        return self._is_set
+
+    def wait(self, limit_s: float) -> bool:
+        """Wait at most so many seconds; return whether threads may pass."""
+        if not self._is_set and self._gate.acquire(timeout=limit_s):
+            self._gate.release()
+        return self._is_set
 
 
 class Deadline:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
-from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.deadline import Deadline, Flag
 from fastcoll.errors import CollectiveTimeout, FastcollError, UsageError
 
 
@@ -20,7 +20,7 @@ class _Making:
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
-        self.over = threading.Event()
+        self.over = Flag()
         self.error: Exception | None = None
 
     def fail(self, error: BaseException) -> None:

@@ -9,19 +9,24 @@ receive without a sender would then keep the process alive up to its limit.
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 
 from fastcoll.errors import FastcollError
 
-_LOOK_S = 0.1  # of a thread that waits for all tasks, for signals
+_LOOK_S = 0.001  # between two looks of the thread that waits for all tasks
 
 
 class _Pool:
     """Some threads; an idle one takes the next task.
 
     Never all busy: a group that waited for a thread would keep its peers waiting for it.
+
+    A signal handler may come here, too, and wait for its task: no thread needs the lock between
+    the task's submission and its end. Python runs handlers where a function begins, behind a call
+    and at a jump back. So none comes between a task's count and its `put`.
     """
 
     def __init__(self) -> None:
@@ -30,13 +35,11 @@ class _Pool:
         os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._tasks: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._num_idle = self._num_open = 0
         self._generation = 0  # of the threads that stay when they are idle
         self._is_ended = False
-        self._over = threading.Event()
-        self._over.set()
 
     def submit(self, task: Callable[[], object]) -> None:
         with self._lock:
@@ -48,19 +51,18 @@ class _Pool:
                 work_off = partial(self._work_off, self._generation)
                 threading.Thread(target=work_off, name="fastcoll", daemon=True).start()
             self._num_open += 1
-            self._over.clear()
             self._tasks.put(task)
 
     def close(self) -> None:
         with self._lock:
             self._generation += 1
-            for _ in range(self._num_idle):
+            num_idle, self._num_idle = self._num_idle, 0
+            for _ in range(num_idle):
                 self._tasks.put(None)
-            self._num_idle = 0
 
     def end(self) -> None:
-        while not self._over.wait(_LOOK_S):
-            pass
+        while self._num_open:
+            time.sleep(_LOOK_S)
         with self._lock:
             self._is_ended = True
 
@@ -72,8 +74,6 @@ class _Pool:
                 del task  # what it holds goes before it counts as over
                 with self._lock:
                     self._num_open -= 1
-                    if not self._num_open:
-                        self._over.set()
             with self._lock:
                 if generation != self._generation:
                     return

@@ -51,7 +51,7 @@ class StridedTransferWork(TransferWork):
     """A transfer of a strided tensor; a dense copy of it travels."""
 
     __slots__ = ("_copy_lock", "_is_back")
-    _copy_lock: threading.Lock
+    _copy_lock: threading.RLock
     _is_back: bool
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
@@ -99,7 +99,7 @@ def post(
         transfer.has_other_senders,
     )
     if isinstance(work, StridedTransferWork):
-        work._copy_lock = threading.Lock()
+        work._copy_lock = threading.RLock()  # a signal handler may wait for it, too
         work._is_back = transfer.sends
     return work
 

@@ -9,7 +9,8 @@ queued in C++ (csrc/group/call_queue.h). Must not know the verbs.
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from math import inf, isnan, prod
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.deadline import Deadline, Flag
 from fastcoll.calls.arrays import Array
 from fastcoll.calls.futures import complete
 from fastcoll.calls.limits import seconds
@@ -133,20 +134,16 @@ class NativeHandle:
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the list of outputs."""
-        is_over = self._is_over_soon()
-        with _lock:
-            if hasattr(self, "_future"):
-                return self._future
+        # Without a lock, as a signal handler may come here, too. Threads that ask at once may get
+        # futures of their own.
+        if not hasattr(self, "_future"):
             future: torch.futures.Future[Any] = torch.futures.Future()
-            if is_over:
+            if self._is_over_soon():
                 complete(future, self.result)
             else:
                 run_in_pool(complete, future, self.result)
             self._future = future  # type: ignore[misc]  # a slot of the heir's
-        return future
-
-
-_lock = threading.Lock()  # of the futures of native handles
+        return self._future
 
 
 class CallWork(_C.CallWork, NativeHandle, Work):
@@ -159,16 +156,19 @@ _C.set_call_work(CallWork)
 
 
 class QueuedWork(Work):
-    """A call that a thread of Python's carries out."""
+    """A call that a thread of Python's carries out.
+
+    It has no lock: a signal handler may come between any two steps, and wait for the call.
+    """
 
     def __init__(self, run: Callable[[], None], outputs: list[Array], what: str = "call") -> None:
-        self._run: Callable[[], None] | None = run
+        self._runs = [run]  # until a thread begins it
         self._what = what
         self._outputs = outputs
         self._error: Exception | None = None
-        self._done = threading.Event()
-        self._lock = threading.Lock()
+        self._done = Flag()
         self._future: torch.futures.Future[Any] | None = None
+        self._open_futures: list[torch.futures.Future[Any]] = []
         self._pid = os.getpid()
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
@@ -194,12 +194,14 @@ class QueuedWork(Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the list of outputs."""
-        with self._lock:
-            if self._future is None:
-                self._future = self._new_future()
-                if self._done.is_set():
-                    complete(self._future, self.result)
-            return self._future
+        if self._future is None:
+            future = self._new_future()
+            self._open_futures.append(future)
+            if self._done.is_set():
+                for complete_future in self._completions():
+                    complete_future()
+            self._future = future
+        return self._future
 
     def _new_future(self) -> torch.futures.Future[Any]:
         return torch.futures.Future()
@@ -211,34 +213,45 @@ class QueuedWork(Work):
                 f"process {os.getpid()} is a fork"
             )
 
-    def _execute(self) -> None:
-        """Run the call; the outcome waits for `_finish`."""
+    def _begin(self) -> Callable[[], None] | None:
+        """Return the call to the one thread that runs it or ends it; None to all others."""
         try:
-            if self._run is not None:
-                self._run()
+            return self._runs.pop()
+        except IndexError:
+            return None
+
+    def _execute(self) -> bool:
+        """Run the call; the outcome waits for `_finish`. False: another thread has ended it."""
+        if (run := self._begin()) is None:
+            return False
+        try:
+            run()
         except Exception as error:
             self._error = error
-        self._run = None  # lets go of the inputs
+        return True
 
-    def _lose(self, error: BaseException) -> None:
-        """Fail a call whose queue lost its thread."""
+    def _lose(self, error: BaseException) -> list[Callable[[], None]]:
+        """End a call that has no thread, or whose thread ends by an error; as `_finish`."""
         self._error = FastcollError(f"the thread of the group's queued calls ended: {error!r}")
         self._error.__cause__ = error
-        self._run = None
+        return self._finish()
 
     def _finish(self) -> list[Callable[[], None]]:
-        """End the call; return the completion of its future if no other thread does that."""
-        with self._lock:
-            self._done.set()
-            future = self._future
-        if future is None:
-            return []
-        try:
-            # Not in this thread: a callback may start further calls of the group and wait.
-            run_in_pool(complete, future, self.result)
-        except FastcollError:
-            return [partial(complete, future, self.result)]
-        return []
+        """End the call; return the completions of its futures if no other thread does them."""
+        self._done.set()
+        late = []
+        for complete_future in self._completions():
+            try:
+                # Not in this thread: a callback may start further calls of the group and wait.
+                run_in_pool(complete_future)
+            except FastcollError:
+                late.append(complete_future)
+        return late
+
+    def _completions(self) -> Iterator[Callable[[], None]]:
+        while self._open_futures:
+            with suppress(IndexError):  # another thread takes them, too
+                yield partial(complete, self._open_futures.pop(), self.result)
 
 
 def completed(outputs: list[Array], what: str = "call") -> Work:
@@ -250,7 +263,7 @@ def completed(outputs: list[Array], what: str = "call") -> Work:
 
 
 class _Owner(Protocol):
-    """The group whose calls are queued; it is notified when there are any, and of their end."""
+    """The group whose calls are queued; it is notified of each, and of its end, from any thread."""
 
     def async_begin(self) -> None: ...
 
@@ -262,13 +275,18 @@ class _Owner(Protocol):
 
 
 class CallQueue:
-    """The calls of one group that need Python, while they wait for their turn."""
+    """The calls of one group that need Python, while they wait for their turn.
+
+    No thread waits for a lock of it: a signal handler may come between any two steps, queue a call
+    and wait for it. The thread that runs the calls holds `_turn`, and looks for calls once more
+    behind it.
+    """
 
     def __init__(self, owner: _Owner) -> None:
         self._owner = owner
-        self._lock = threading.Lock()
         self._waiting: deque[QueuedWork] = deque()
-        self._has_thread = False
+        self._turn = threading.Lock()
+        self._coming: list[bool] = []  # empty once the thread that was asked for is there
         self._pid = os.getpid()
 
     def idle(self) -> bool:
@@ -286,13 +304,31 @@ class CallQueue:
         return work
 
     def put(self, work: QueuedWork) -> None:
-        """Queue the call of a handle."""
-        with self._lock:
-            if not self._has_thread:
-                run_in_pool(self._drain)
-                self._has_thread = True
+        """Queue the call of a handle.
+
+        Raises:
+            FastcollError: There is no thread for it; it will not run.
+        """
+        try:
             self._owner.async_begin()
             self._waiting.append(work)
+            if not (self._coming or self._turn.locked()):
+                coming = [True]
+                run_in_pool(self._drain, coming)
+                self._coming = coming
+        except BaseException as error:
+            # Unless a thread that another caller found has begun it.
+            if self.take_back(work, error) or not isinstance(error, FastcollError):
+                raise
+
+    def take_back(self, work: QueuedWork, error: BaseException) -> bool:
+        """End a call that no thread has begun; False if one has."""
+        if work._begin() is None:
+            return False
+        self._remove(work)
+        for complete_future in work._lose(error):
+            complete_future()
+        return True
 
     def join(self) -> None:
         """Wait until all queued calls are over, well or not.
@@ -300,46 +336,52 @@ class CallQueue:
         Each call has a limit, and `_drain` fails the calls that it leaves behind. A forked child
         has no thread for its parent's queued calls, so it waits for nothing.
         """
-        if self._pid != os.getpid():
-            return
-        with self._lock:
-            last = self._waiting[-1] if self._waiting else None
-        if last is not None:
+        if self._pid == os.getpid() and (last := self._at(-1)) is not None:
             Deadline(inf).wait(last._done.wait)
 
-    def _drain(self) -> None:
+    def _at(self, index: int) -> QueuedWork | None:
+        try:
+            return self._waiting[index]
+        except IndexError:
+            return None
+
+    def _remove(self, work: QueuedWork) -> None:
+        with suppress(ValueError):  # another thread has removed it
+            self._waiting.remove(work)
+            self._owner.async_end()
+
+    def _drain(self, coming: list[bool]) -> None:
+        coming.clear()
         late: list[Callable[[], None]] = []  # futures for which there is no other thread
         try:
-            while (work := self._next()) is not None:
-                self._owner.await_native()
-                work._execute()
-                with self._lock:
-                    self._waiting.popleft()
-                    self._owner.async_end()
-                # Only now: a thread that waited for it finds the group idle, and makes its next
-                # call without the queue.
-                late += work._finish()
-        except BaseException as error:
-            late += self._lose_all(error)
+            while self._waiting and self._turn.acquire(blocking=False):
+                try:
+                    while (work := self._at(0)) is not None:
+                        self._carry_out(work, late)
+                finally:
+                    self._turn.release()
+        except BaseException as error:  # no thread is left for those that wait
+            lost = []
+            while (work := self._at(0)) is not None and work._begin() is not None:
+                self._remove(work)
+                lost.append(work)
+            late += [complete_future for work in lost for complete_future in work._lose(error)]
             raise
         finally:
             # The pool takes no task once the interpreter ends. The queue has no thread any more.
             for complete_future in late:
                 complete_future()
 
-    def _next(self) -> QueuedWork | None:
-        """Return the call that is to run; None ends the thread."""
-        with self._lock:
-            self._has_thread = bool(self._waiting)
-            return self._waiting[0] if self._waiting else None
-
-    def _lose_all(self, error: BaseException) -> list[Callable[[], None]]:
-        """Fail all calls that wait for a thread which ends by an error."""
-        with self._lock:
-            lost, self._waiting = self._waiting, deque()
-            self._has_thread = False
-            for _ in lost:
-                self._owner.async_end()
-        for work in lost:
-            work._lose(error)
-        return [completion for work in lost for completion in work._finish()]
+    def _carry_out(self, work: QueuedWork, late: list[Callable[[], None]]) -> None:
+        self._owner.await_native()
+        try:
+            is_done = work._execute()
+        except BaseException as error:
+            self._remove(work)
+            late += work._lose(error)
+            raise
+        # Before its end: a thread that waited for it finds the group idle, and makes its next call
+        # without the queue.
+        self._remove(work)
+        if is_done:
+            late += work._finish()

@@ -4,7 +4,6 @@
 Decides how a wait works there. Must not know how calls are started.
 """
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -126,7 +125,6 @@ class DeviceWork(Work):
 
     def __init__(self, group: DeviceSide, started: Started, outputs: list[Array]) -> None:
         self._outputs = outputs
-        self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
         self._group = group
         self._started = started
@@ -166,10 +164,9 @@ class DeviceWork(Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Return a future of the list of outputs; its callbacks run in streams that wait."""
-        with self._lock:
-            if self._future is None:
-                self._future = future_of(self._group, self._stream, self._outputs)
-            return self._future
+        if self._future is None:
+            self._future = future_of(self._group, self._stream, self._outputs)
+        return self._future
 
 
 class KnownWork(_C.GpuWork, Work):
@@ -194,10 +191,9 @@ class KnownWork(_C.GpuWork, Work):
         return error_of(self._side) if self.is_completed() else None
 
     def get_future(self) -> torch.futures.Future[Any]:
-        with _lock:
-            if not hasattr(self, "_future"):
-                self._future = future_of(self._side, self._side.side_stream, self._outputs)
-            return self._future
+        if not hasattr(self, "_future"):
+            self._future = future_of(self._side, self._side.side_stream, self._outputs)
+        return self._future
 
 
 class KnownTransferWork(KnownWork, GpuTransferWork):
@@ -209,7 +205,6 @@ class KnownTransferWork(KnownWork, GpuTransferWork):
         return self._peer
 
 
-_lock = threading.Lock()  # of the futures of known works
 _C.set_gpu_works(KnownWork, KnownTransferWork)
 
 

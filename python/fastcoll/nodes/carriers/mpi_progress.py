@@ -35,7 +35,7 @@ class MpiProgress:
 
     def _reset(self) -> None:
         """Begin anew: a forked child has none of the threads."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come here, too
         self._communicators: list[Any] = []
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()

@@ -4,8 +4,6 @@
 Decides for which receive a message is. Must not know how messages come.
 """
 
-import threading
-
 from fastcoll.calls.transfers import ANY, Transfer
 
 
@@ -14,22 +12,20 @@ class Turns:
 
     So a receive from any rank holds up all receives that were started after it. No message is for
     them before that receive has one. (MPI 4.1, section 3.5.)
+
+    Each step is one of Python's dict: a signal handler may come between any two.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: list[Transfer] = []
+        self._open: dict[int, Transfer] = {}  # in order, by their identities
 
     def enter(self, receive: Transfer) -> None:
         """Add a receive, behind those that are open."""
-        with self._lock:
-            self._open.append(receive)
+        self._open[id(receive)] = receive
 
     def leave(self, receive: Transfer) -> None:
         """Drop one that is over."""
-        with self._lock:
-            self._open = [one for one in self._open if one is not receive]
+        self._open.pop(id(receive), None)
 
     def is_next(self, receive: Transfer, peer: int) -> bool:
-        with self._lock:
-            return next(one for one in self._open if one.peer in (peer, ANY)) is receive
+        return next(one for one in list(self._open.values()) if one.peer in (peer, ANY)) is receive

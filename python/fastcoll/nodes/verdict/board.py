@@ -30,13 +30,13 @@ T = TypeVar("T")
 _KINDS = {kind.__name__: kind for kind in (AbortedError, CollectiveTimeout, PeerLostError)}
 # The own connection of the boards of each store; gone with its last board.
 _connections: "weakref.WeakKeyDictionary[Store, Store]" = weakref.WeakKeyDictionary()
-_lock: threading.Lock
+_lock: threading.RLock
 
 
 def _forget_lock() -> None:
     """Take a new lock: a forked child may have its parent's, held by a thread it has not."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()  # a signal handler may come here, too
 
 
 _forget_lock()
