@@ -194,13 +194,12 @@ def test_another_node_may_send_when_the_own_node_has_left(clusters: Clusters) ->
     assert clusters("aab").run(from_another_node_alone)[1] == [1.0]
 
 
-def refused(rank: Rank, source: int | None) -> list[float]:
+def refused(rank: Rank, source: int | None, error: BaseException) -> list[float]:
     """The first receive finds no thread; the message is for the next one, with the same tag."""
     me, comm, value = rank.rank, rank.comm, torch.zeros(1)
     if me == 0:
-        no_thread = FastcollError("no thread for an asynchronous call")
-        with mock.patch("fastcoll.calls.work.run_in_pool", side_effect=no_thread):
-            assert attempt(comm.irecv, torch.ones(1), source, TAG).kind == "FastcollError"
+        with mock.patch("fastcoll.calls.work.run_in_pool", side_effect=error):
+            assert attempt(comm.irecv, torch.ones(1), source, TAG).kind == type(error).__name__
     comm.barrier()
     if me == (1 if source is None else source):
         comm.send(torch.tensor([3.0]), 0, tag=TAG)
@@ -209,11 +208,12 @@ def refused(rank: Rank, source: int | None) -> list[float]:
     return value.tolist()
 
 
+@pytest.mark.parametrize("error", [FastcollError("no thread"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("source", [2, None])
 def test_a_receive_that_was_refused_takes_no_turn(
-    fresh_pool: FreshPool, source: int | None
+    fresh_pool: FreshPool, source: int | None, error: BaseException
 ) -> None:
-    assert cluster(fresh_pool, "aab").run(refused, source)[0] == [3.0]
+    assert cluster(fresh_pool, "aab").run(refused, source, error)[0] == [3.0]
 
 
 def closed_meanwhile(rank: Rank) -> str:

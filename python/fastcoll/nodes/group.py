@@ -99,8 +99,8 @@ class HierarchicalCommunicator(BaseGroup):
         self._store = store
         self._sequence = 0
         self._stats: dict[str, VerbStats] = {}
-        self._num_queued = 0
         self._lock = threading.RLock()
+        self._is_left = threading.Lock()
         self._queue = CallQueue(self)
         own = PrefixStore(f"fastcoll/{seat.nonce}", store)
         self._board = Board(store, seat.nonce, settings.making_s)
@@ -170,6 +170,9 @@ class HierarchicalCommunicator(BaseGroup):
             self._gpus = NodeGpus(parts, calls[0][1].device)
         return self._gpus.issue(calls, async_op)
 
+    def refuse_handler(self) -> None:
+        self._watch.refuse_handler()
+
     def in_turn(self, task: Callable[[int], None]) -> None:
         """Do something that is a call to the other nodes, without waiting for it.
 
@@ -189,21 +192,20 @@ class HierarchicalCommunicator(BaseGroup):
 
     def idle(self) -> bool:
         """Return whether no call is queued; part of the queue's interface."""
-        return self._num_queued == 0
+        return not self._queue.has_calls()
 
     def async_begin(self) -> None:
-        """Count a call that is queued; the queue holds its lock."""
-        self._num_queued += 1
+        """Part of the queue's interface: the queue itself knows its calls."""
 
     def async_end(self) -> None:
-        """Count one that is over; the queue holds its lock."""
-        self._num_queued -= 1
+        """Part of the queue's interface: the queue itself knows its calls."""
 
     def await_native(self) -> None:
         """Part of the queue's interface: nothing is queued elsewhere."""
 
     def _run(self, call: AnyCall, operands: Operands | PartsOperands) -> None:
-        with self._lock:
+        self.refuse_handler()
+        with self._lock, self._watch.listening():
             self.check_host()
             self._sequence += 1
             header = Header(
@@ -221,15 +223,14 @@ class HierarchicalCommunicator(BaseGroup):
             limit_s = self._settings.limit_of(call.timeout_s)
             try:
                 self._lanes.begin(limit_s)
-                with self._watch.listening():
-                    carry_out(
-                        self._lanes,
-                        header,
-                        Arguments(operands, call.verb, self.world_size),
-                        limit_s,
-                        self._settings.numerics_of(call.numerics),
-                        partial(gather_in_call, self._lanes),
-                    )
+                carry_out(
+                    self._lanes,
+                    header,
+                    Arguments(operands, call.verb, self.world_size),
+                    limit_s,
+                    self._settings.numerics_of(call.numerics),
+                    partial(gather_in_call, self._lanes),
+                )
             except FastcollError as error:
                 self._abandon(operands)
                 raise self._watch.fail(error) from error
@@ -371,6 +372,7 @@ class HierarchicalCommunicator(BaseGroup):
     def close(self) -> None:
         if self._closed:
             return
+        self.refuse_handler()
         if self._watch.is_inherited:
             self._closed = True
             self._lanes.abandon()  # in a child Gloo's end would wait for threads it has not
@@ -384,6 +386,8 @@ class HierarchicalCommunicator(BaseGroup):
         self._queue.join()
         if self._gpus is not None:
             self._gpus.close()
+        if not self._is_left.acquire(blocking=False):
+            return  # another thread closes it
         self._closed = True
         self._transfers.close()
         if self._watch.error is None:

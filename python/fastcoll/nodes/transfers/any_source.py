@@ -38,17 +38,19 @@ class AnySource(InOrder):
 
     def start(self, receive: Transfer, post: Callable[[], TransferWork]) -> TransferBetween:
         """Queue a receive; `post` makes it one of the node's too."""
-        self._turns.enter(receive)
-        local: TransferWork | None = None
+        local: list[TransferWork] = []
+        on_interrupt = self._ends.on_interrupt(self._name(receive))
+        work = TransferBetween(lambda: self._run(receive, local[0]), receive, on_interrupt)
         try:
-            local = posted = post()
-            on_interrupt = self._ends.on_interrupt(self._name(receive))
-            work = TransferBetween(lambda: self._run(receive, posted), receive, on_interrupt)
+            self._turns.enter(receive)
+            local.append(post())
             self._queue.put(work)
-        except FastcollError:  # there is no thread: the next receive gets the message
-            self._turns.leave(receive)
-            if local is not None:
-                ignore_errors(local.withdraw)
+        except BaseException as error:
+            # There is no thread, or a signal handler raised it: the next receive gets the message.
+            if self._queue.take_back(work, error) or work.is_completed():
+                self._turns.leave(receive)
+                for posted in local:
+                    ignore_errors(posted.withdraw)
             raise
         return work
 

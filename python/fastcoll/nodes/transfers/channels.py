@@ -15,10 +15,10 @@ connects to those senders (any_source.py).
 """
 
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -45,9 +45,9 @@ from fastcoll.types import DType
 
 # Memory that a carrier may still read or write after an error; gone with the process.
 _abandoned: list[object] = []
-# Closed channels of this process that still listen: a header, its transfer, and their carrier.
-_listening: list[tuple[torch.Tensor, Started, Carrier]] = []
-_listening_lock = threading.Lock()
+# Closed channels of this process that still listen: a header, its transfer, and their carrier, by
+# the carrier's identity.
+_listening: dict[int, tuple[torch.Tensor, Started, Carrier]] = {}
 # The carriers that a forked child inherits have none of their threads.
 os.register_at_fork(after_in_child=_listening.clear)
 # How often a wait looks whether its peer is gone. Each look costs memory; see `Carrier.has_lost`.
@@ -61,12 +61,12 @@ def _keep_listening(header: torch.Tensor, started: Started, carrier: Carrier) ->
     Each closed group that received from any rank would keep threads and memory otherwise.
     """
     carrier.abandon()  # as this process may end before
-    with _listening_lock:
-        _listening.append((header, started, carrier))
-        over = [one for one in _listening if one[1].is_completed()]
-        _listening[:] = [one for one in _listening if not any(one is other for other in over)]
-    for _, _, left in over:
-        left.regain()
+    _listening[id(carrier)] = header, started, carrier
+    for key, (_, other, left) in list(_listening.items()):
+        if other.is_completed():
+            with suppress(KeyError):  # another thread has found it, too
+                del _listening[key]
+                left.regain()
 
 
 def senders_key(target: int, tag: int) -> str:
@@ -194,14 +194,15 @@ class Channel(InOrder):
                 self._turns.leave(transfer)
             return self.peer
 
-        if not self.sends:
-            self._turns.enter(transfer)
         told = partial(self._ends.waits.told, self.peer, self.sends)
         work = TransferBetween(run, transfer, self._ends.on_interrupt(self._name()), told)
         try:
+            if not self.sends:
+                self._turns.enter(transfer)
             self._queue.put(work)
-        except FastcollError:  # there is no thread
-            self._turns.leave(transfer)
+        except BaseException as error:  # there is no thread, or a signal handler raised it
+            if self._queue.take_back(work, error) or work.is_completed():
+                self._turns.leave(transfer)
             raise
         return work
 

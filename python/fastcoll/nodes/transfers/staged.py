@@ -35,7 +35,7 @@ class StagedTransfers:
     def __init__(self, ends: Ends, local: LocalTransfers) -> None:
         self._ends = ends
         self._local = local
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may start transfers, too
         self._ways: dict[tuple[bool, int, int], Way] = {}
         self._is_closed = False
 
@@ -54,8 +54,8 @@ class StagedTransfers:
         key = transfer.sends, transfer.peer, transfer.tag
         with self._lock:
             if key not in self._ways:
-                self._ways[key] = Way(self._ends, self._local)
-                self._ways[key].is_closed = self._is_closed
+                made = Way(self._ends, self._local)
+                self._ways.setdefault(key, made).is_closed = self._is_closed
             return self._ways[key].start(transfer, payload)
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class StagedTransfers:
             self._is_closed = True
             for way in self._ways.values():
                 way.is_closed = True
-        for way in self._ways.values():
+        for way in list(self._ways.values()):
             way.close()
 
 
@@ -77,13 +77,15 @@ class Way(InOrder):
 
     def start(self, transfer: Transfer, payload: GpuPayload | None) -> TransferBetween:
         rank = self._local.ranks[transfer.peer]
+        posted: TransferWork | None = None
         if payload is None:
             run = partial(self._pass_on, transfer)
         elif transfer.sends:
             run = partial(self._send, transfer, payload)
         else:
             host = copy_on_host(transfer)
-            run = partial(self._receive, transfer, payload, host, self._post(host))
+            posted = self._post(host)
+            run = partial(self._receive, transfer, payload, host, posted)
 
         def run_in_turn() -> int:
             try:
@@ -98,7 +100,12 @@ class Way(InOrder):
         name = self._ends.name(transfer.sends, rank, transfer.tag)
         told = partial(self._ends.waits.told, rank, transfer.sends)
         work = TransferBetween(run_in_turn, transfer, self._ends.on_interrupt(name), told)
-        self._queue.put(work)
+        try:
+            self._queue.put(work)
+        except BaseException as error:  # the next receive gets the message
+            if posted is not None and (self._queue.take_back(work, error) or work.is_completed()):
+                ignore_errors(posted.withdraw)
+            raise
         return work
 
     def _pass_on(self, transfer: Transfer) -> None:

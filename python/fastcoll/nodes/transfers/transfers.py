@@ -7,10 +7,8 @@ know how messages travel.
 """
 
 import sys
-import threading
 import time
 import weakref
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -48,7 +46,10 @@ def _not_on_gpus(transfers: Sequence[Transfer], async_op: bool) -> Any:
 
 
 class NodeTransfers(Transfers):
-    """The transfers of one group over several nodes."""
+    """The transfers of one group over several nodes.
+
+    It has no lock: a signal handler may start a transfer between any two steps, and wait for it.
+    """
 
     def __init__(self, ends: Ends, node_group: Any) -> None:
         self._ends = ends
@@ -57,11 +58,10 @@ class NodeTransfers(Transfers):
         ranks = node_map.nodes[self._node]
         self._local = LocalTransfers(node_group, _not_on_gpus, ranks, ends)
         self._staged = StagedTransfers(ends, self._local)
-        self._lock = threading.Lock()
         self._is_closed = False
         self._channels: dict[tuple[bool, int, int], Channel] = {}
         self._any: dict[int, AnySource] = {}
-        self._turns: defaultdict[int, Turns] = defaultdict(Turns)
+        self._turns: dict[int, Turns] = {}
         _living.add(self)
 
     def start(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
@@ -79,15 +79,14 @@ class NodeTransfers(Transfers):
 
     def close(self) -> None:
         """End the transfers that are not complete."""
-        with self._lock:
-            self._is_closed = True
-            for one in (*self._any.values(), *self._channels.values()):
-                one.is_closed = True
+        self._is_closed = True  # also of those that other threads are just making
+        for one in (*self._any.values(), *self._channels.values()):
+            one.is_closed = True
         self._staged.close()
         # Receives from any rank use channels, and may just be making one.
-        for source in self._any.values():
+        for source in list(self._any.values()):
             source.close()
-        for channel in self._channels.values():
+        for channel in list(self._channels.values()):
             channel.close()
 
     @property
@@ -97,20 +96,19 @@ class NodeTransfers(Transfers):
 
     def end_receives(self) -> None:
         """End the receives between nodes that are not complete."""
-        with self._lock:
-            for one in (*self._any.values(), *self._channels.values()):
-                one.is_closed |= not (isinstance(one, Channel) and one.sends)
+        for one in (*self._any.values(), *self._channels.values()):
+            if not (isinstance(one, Channel) and one.sends):
+                one.is_closed = True
 
     def has_open_sends(self) -> bool:
         """Return whether sends between nodes are not complete."""
-        with self._lock:
-            return any(one.sends and one.has_open() for one in self._channels.values())
+        return any(one.sends and one.has_open() for one in list(self._channels.values()))
 
     def end_sends(self) -> None:
         """End the sends between nodes that are not complete."""
-        with self._lock:
-            for one in self._channels.values():
-                one.is_closed |= one.sends
+        for one in list(self._channels.values()):
+            if one.sends:
+                one.is_closed = True
 
     def _checked(self, call: TransferCall) -> _Checked:
         self._ends.watch.refuse_child()
@@ -147,21 +145,22 @@ class NodeTransfers(Transfers):
         return self._local.post(local) if waits else self._local.start_checked([local])[0]
 
     def _any_source(self, tag: int) -> AnySource:
-        with self._lock:
-            if tag not in self._any:
-                self._any[tag] = AnySource(self._ends, tag, self._turns[tag], self._channel)
-                self._any[tag].is_closed = self._is_closed
-            return self._any[tag]
+        if tag not in self._any:
+            turns = self._turns.setdefault(tag, Turns())
+            self._any.setdefault(tag, AnySource(self._ends, tag, turns, self._channel))
+        if self._is_closed:
+            self._any[tag].is_closed = True
+        return self._any[tag]
 
     def _channel(self, transfer: Transfer, peer: int) -> Channel:
         """Return the channel of a transfer's kind and tag to or from a rank of another node."""
         key = transfer.sends, peer, transfer.tag
-        with self._lock:
-            if key not in self._channels:
-                turns = self._turns[transfer.tag]
-                self._channels[key] = Channel(self._ends, transfer, peer, turns)
-                self._channels[key].is_closed = self._is_closed
-            return self._channels[key]
+        if key not in self._channels:
+            turns = self._turns.setdefault(transfer.tag, Turns())
+            self._channels.setdefault(key, Channel(self._ends, transfer, peer, turns))
+        if self._is_closed:
+            self._channels[key].is_closed = True
+        return self._channels[key]
 
 
 def _end_all() -> None:

@@ -15,6 +15,7 @@ Without any, the death of a whole node in the middle of a message shows at the l
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,13 @@ from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.forks import refusal
 from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.calls.group import BaseGroup
-from fastcoll.errors import AbortedError, CollectiveTimeout, FastcollError, PeerLostError
+from fastcoll.errors import (
+    AbortedError,
+    CollectiveTimeout,
+    FastcollError,
+    PeerLostError,
+    UsageError,
+)
 from fastcoll.native import _C
 from fastcoll.nodes.carriers.carrier import Started
 from fastcoll.nodes.verdict.backoff import LOOK_EVERY_S, wait_until
@@ -60,6 +67,7 @@ class Watch:
         self._board = board
         self._process = os.getpid()
         self._next_look = 0.0
+        self._callers: set[int] = set()  # threads that are in a call
         self._moment: Deadline | None = None  # that a later call's verdict leaves this call
 
     @property
@@ -72,18 +80,30 @@ class Watch:
         if self.is_inherited:
             raise refusal(self.name)
 
+    def refuse_handler(self) -> None:
+        """Raise UsageError in a signal handler that has interrupted a call of the group."""
+        if threading.get_ident() in self._callers:  # the same text as in csrc/group
+            raise UsageError(
+                f'group "{self.name}" is in a call of this thread, which a signal handler has '
+                "interrupted: the handler can't use the group; it may call abort(), or set a flag "
+                "for the program to look at"
+            )
+
     def begin(self, sequence: int, call: str) -> None:
         """Say which call the waits to come belong to."""
         self.sequence, self.call, self._moment = sequence, call, None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Let long waits for ranks of this node hear, too, that the group broke elsewhere."""
+        """Be in a call: long waits for ranks of this node hear that the group broke elsewhere."""
         self._next_look = time.monotonic() + _LONG_S
+        caller = threading.get_ident()
         _listening.append(self)
         try:
+            self._callers.add(caller)
             yield
         finally:
+            self._callers.discard(caller)
             _listening.remove(self)
 
     def listen(self) -> None:
