@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -146,8 +147,10 @@ def test_a_program_that_is_not_there_is_told_before_any_rank_starts() -> None:
 def running(folder: Path, text: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], list]]:
     """Run a program whose ranks print their process; yield the launcher and these."""
     command = [sys.executable, "-m", "fastcoll", "run", *options, program(folder, text)]
+    # In the background of a shell the tests ignore Ctrl-C, and the launcher would, too.
+    hear = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=hear
     ) as one:
         assert one.stdout is not None
         pids = [int(one.stdout.readline().split()[1]) for _ in range(2)]
