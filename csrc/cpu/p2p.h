@@ -260,7 +260,7 @@ class PointToPoint {
     const int place = transfer.place;
     if (transfer.num_bytes <= Message::kPayloadBytes) return channel.messages[place].payload;
     const size_t bay_bytes = span_bytes_ / PairChannel::kBays;
-    const size_t most_bytes = std::min(PairChannel::kBayBytes, bay_bytes / 2);  // by turns
+    const size_t most_bytes = std::min(PairChannel::kBayBytes, bay_bytes / 2);  // room for two
     if (place >= PairChannel::kBays || transfer.num_bytes > most_bytes) return nullptr;
     const size_t turn = transfer.number / PairChannel::kBays;
     const size_t turn_bytes = std::bit_ceil(std::max(transfer.num_bytes, kLeastTurnBytes));

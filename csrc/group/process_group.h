@@ -107,8 +107,8 @@ class ProcessGroup {
   bool withdraw(Transfer& transfer);
   void end_unmet_transfers();
   // Let a thread move the open transfers while the program waits for none of them. No process waits
-  // for that thread when it ends. It calls `end` once it has nothing to move. Where there is no
-  // thread the waits for transfers move them: one that its peer knows can't be taken back.
+  // for that thread when it ends. It calls `end` once it has nothing to move. Where no thread
+  // can be started, the waits for transfers move them: their peers may have seen them already.
   void drive_transfers(void (*end)() = nullptr);
   bool has_open_sends();
   // The limit of calls and transfers that give none, from the next one on.

@@ -100,7 +100,7 @@ class HierarchicalCommunicator(BaseGroup):
         self._sequence = 0
         self._stats: dict[str, VerbStats] = {}
         self._lock = threading.RLock()
-        self._is_left = threading.Lock()
+        self._closing = threading.Lock()
         self._queue = CallQueue(self)
         own = PrefixStore(f"fastcoll/{seat.nonce}", store)
         self._board = Board(store, seat.nonce, settings.making_s)
@@ -372,12 +372,12 @@ class HierarchicalCommunicator(BaseGroup):
     def close(self) -> None:
         if self._closed:
             return
-        self.refuse_handler()
         if self._watch.is_inherited:
             self._closed = True
             self._lanes.abandon()  # in a child Gloo's end would wait for threads it has not
             _abandoned.append(self)
         else:
+            self.refuse_handler()
             self._leave()
         if self.on_close is not None:
             self.on_close()
@@ -386,7 +386,7 @@ class HierarchicalCommunicator(BaseGroup):
         self._queue.join()
         if self._gpus is not None:
             self._gpus.close()
-        if not self._is_left.acquire(blocking=False):
+        if not self._closing.acquire(blocking=False):
             return  # another thread closes it
         self._closed = True
         self._transfers.close()
