@@ -136,6 +136,7 @@ class TransferBetween(QueuedWork):
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """See `Work.wait`."""
+        self._refuse_in_child()  # a long wait is told by its parent's connection to the store
         try:
             if limit_of_wait(timeout) is None and not self._done.wait(LONG_S):
                 with self._on_long_wait():

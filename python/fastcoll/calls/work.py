@@ -197,7 +197,7 @@ class QueuedWork(Work):
         if self._future is None:
             future = self._new_future()
             self._open_futures.append(future)
-            if self._done.is_set():
+            if self._done.is_set() or self._is_inherited():
                 for complete_future in self._completions():
                     complete_future()
             self._future = future
@@ -206,8 +206,12 @@ class QueuedWork(Work):
     def _new_future(self) -> torch.futures.Future[Any]:
         return torch.futures.Future()
 
+    def _is_inherited(self) -> bool:
+        """Return whether only the process from which this one was forked can end the call."""
+        return self._pid != os.getpid() and not self._done.is_set()
+
     def _refuse_in_child(self) -> None:
-        if self._pid != os.getpid() and not self._done.is_set():
+        if self._is_inherited():
             raise FastcollError(
                 f"the call was queued by process {self._pid}, and only there is a thread for it: "
                 f"process {os.getpid()} is a fork"
