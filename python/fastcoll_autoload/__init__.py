@@ -18,6 +18,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from fastcoll_autoload import ends as ends  # registers the end of fastcoll
+
 NAME = "fastcoll"
 _GLOO = ("gloo", "undefined")  # torch calls its default "undefined"; on CPUs that is Gloo
 

@@ -16,10 +16,11 @@ from tests.support.programs import run_in_pairs, run_python
 # A rank makes its half of the other's last call once `slow` waits for it. A call that is over
 # sooner would run `slow` in this thread.
 PROGRAM = """
-import atexit, sys, time
+import sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 import fastcoll
+from fastcoll_autoload.ends import at_the_end
 from fastcoll.integrations import c10d_build
 
 rank, file, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -27,7 +28,7 @@ dist.init_process_group("fastcoll", init_method=f"file://{file}", rank=rank, wor
 is_compiled = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__ == "FastcollBackend"
 assert is_compiled == (sys.argv[4] == "compiled"), c10d_build.reason()
 if how == "undrained":
-    atexit.unregister(c10d_build.load().finish)
+    at_the_end.remove(c10d_build.load().finish)
 
 class Slow:
     def __del__(self, sleep=time.sleep, seconds=60 if how == "undrained" else 1):
@@ -98,9 +99,10 @@ sys.exit(5)
 # A daemon is in a call while the interpreter ends, and its call ends meanwhile. `Slow` keeps the
 # interpreter ending. "closed": the groups are closed at exit, which waits for the call.
 DAEMON = """
-import atexit, os, sys, threading, time
+import os, sys, threading, time
 import torch, torch.distributed as dist
 import fastcoll
+from fastcoll_autoload.ends import at_the_end
 from fastcoll.api import lifecycle
 
 rank, file, kind, name, how = int(sys.argv[1]), *sys.argv[2:6]
@@ -118,7 +120,7 @@ if rank == 1:
     time.sleep(2)
     os._exit(7)
 if how == "open":
-    atexit.unregister(lifecycle.close_all)
+    at_the_end.remove(lifecycle.close_all)
 known = {
     "large": lambda: calls.all_reduce(large),
     "small": lambda: calls.all_reduce(small),
@@ -275,7 +277,7 @@ def test_a_transfer_keeps_no_process_alive(tmp_path: Path, kind: str, nodes: str
 # Calls that an object makes as its last ones, while the interpreter ends. The object is held by the
 # list of modules, by the program's names, or by itself.
 LAST = """
-import os, sys
+import gc, os, sys
 import torch, torch.distributed as dist
 import fastcoll
 
@@ -314,6 +316,7 @@ if holder == "modules":
     sys.modules["last"] = last
 elif holder == "itself":
     last.last = last
+    gc.collect()  # now it is old: no short collection takes it before the end
     del last
 """
 
@@ -333,3 +336,47 @@ def test_a_rank_alone_under_a_launcher() -> None:
     launched = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     done = run_python("-c", ALONE, env={**os.environ, **launched, "MASTER_PORT": str(free_port())})
     assert (done.returncode, done.stdout, done.stderr) == (5, "(0,)\n", "")
+
+
+# A handler that the program registered before its group was made still has the group.
+HANDLER = """
+import atexit, os, sys
+import torch, torch.distributed as dist
+
+rank, file, kind, nodes, name = int(sys.argv[1]), *sys.argv[2:6]
+if nodes == "two nodes":
+    os.environ["FASTCOLL_NODE_ID"] = f"node {rank}"
+
+def use_group():
+    tensor = torch.ones(3)
+    if name == "calls":
+        calls.all_reduce(tensor)  # a known call
+        calls.broadcast(tensor, 1)
+        calls.all_reduce(torch.ones(100_000), async_op=True).wait()
+        rows = [None, None]
+        calls.all_gather_object(rows, rank)
+        calls.monitored_barrier()
+        print(tensor.tolist(), rows)
+    calls.destroy_process_group()
+    print(calls.is_initialized())
+
+atexit.register(use_group)
+if kind == "native":
+    import fastcoll as calls
+    calls.init(store=dist.FileStore(file, 2), rank=rank, world_size=2)
+else:
+    calls = dist
+    os.environ["FASTCOLL_TORCH_BACKEND"] = kind
+    dist.init_process_group("fastcoll", init_method=f"file://{file}", rank=rank, world_size=2)
+calls.all_reduce(torch.ones(3))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["native", *BACKENDS])
+def test_a_handler_of_the_exit_has_its_group(tmp_path: Path, kind: str) -> None:
+    said = {"calls": "[2.0, 2.0, 2.0] [0, 1]\nFalse\n", "destroy": "False\n"}
+    ways = [(kind, nodes, name) for nodes in ("one node", "two nodes") for name in said]
+    for case, rows in run_in_pairs(tmp_path, HANDLER, ways, limit_s=COMPILE_S).items():
+        for code, out, err in rows:
+            assert (code, out) == (0, said[case[-1]]), (case, err)

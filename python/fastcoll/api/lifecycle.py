@@ -4,7 +4,6 @@
 Decides how the default group is made. Must not know the use of the groups.
 """
 
-import atexit
 from collections.abc import Mapping, Sequence
 
 from torch.distributed import ProcessGroup, Store
@@ -32,6 +31,7 @@ from fastcoll.calls.pool import close_pool, end_pool
 from fastcoll.calls.settings import Settings, resolve
 from fastcoll.errors import UsageError
 from fastcoll.group.communicator import close_all
+from fastcoll_autoload.ends import at_the_end
 
 # The arguments of `init` that a group keeps from its making.
 _OF_MAKING = ("timeout_s", "numerics", "carrier", "gpu_timeout_s", "gpu_report_s")
@@ -328,5 +328,5 @@ def destroy() -> None:
     close_pool()
 
 
-atexit.register(close_all)
-atexit.register(end_pool)  # before that: its calls need the groups
+# The pool ends first: its calls need the groups.
+at_the_end.extend([close_all, end_pool])

@@ -5,7 +5,6 @@ Decides in which threads they run: daemons, which no process waits for when it e
 the calls.
 """
 
-import atexit
 import os
 import threading
 import weakref
@@ -14,6 +13,7 @@ from typing import TypeVar
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.errors import FastcollError
+from fastcoll_autoload.ends import at_the_end
 
 T = TypeVar("T")
 # Time for a thread to end after its call. A thread that returns while the interpreter ends would
@@ -89,4 +89,4 @@ def _let_end() -> None:
         thread.join(deadline.left_s())
 
 
-atexit.register(_let_end)
+at_the_end.append(_let_end)

@@ -97,8 +97,8 @@ def before_end(prepare: Callable[[], object]) -> None:
 def end_pool() -> None:
     """Wait at exit until all tasks are over; each has a limit. From here on there are no threads.
 
-    A module whose handler of `atexit` ends something that tasks use registers this behind it, as
-    handlers run in the opposite order.
+    A module that ends something that tasks use puts this behind it: the parts of fastcoll end in
+    the opposite order.
     """
     while _before_end:
         _before_end.pop()()

@@ -10,7 +10,6 @@ a build that is there; `fastcoll doctor` says which and why. Compiling in the ba
 dropped: it would take a core from a job that may be a measurement, and outlive a short job.
 """
 
-import atexit
 import contextlib
 import fcntl
 import hashlib
@@ -31,6 +30,7 @@ from fastcoll.calls.pool import end_pool
 from fastcoll.errors import UsageError
 from fastcoll.text import say_once
 from fastcoll.trust import make_folder, require_trusted
+from fastcoll_autoload.ends import at_the_end
 
 # A compiler on a busy machine; alone it takes 15 s.
 LIMIT_S = 300.0
@@ -265,7 +265,6 @@ def _import(path: Path) -> ModuleType:
         raise NotBuiltError(f"{path} is no module")
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    # Before the groups are closed, and long before the interpreter ends.
-    atexit.register(module.finish)
-    atexit.register(end_pool)  # before that: its calls come first
+    # Before the groups are closed, and long before the interpreter ends. The pool ends first.
+    at_the_end.extend([module.finish, end_pool])
     return module

@@ -9,13 +9,13 @@ Two nodes can wait for such a rest while their ranks wait for each other, until 
 MPI's TCP did so once in 400 calls.
 """
 
-import atexit
 import os
 import threading
 import time
 from typing import Any
 
 from fastcoll.calls.pool import end_pool
+from fastcoll_autoload.ends import at_the_end
 
 FIRST_PAUSE_S = 1e-3
 # A peer that comes late to a message of before waits this long for the rest at most.
@@ -29,9 +29,9 @@ class MpiProgress:
     def __init__(self) -> None:
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
-        # Before mpi4py finalises MPI, which no thread may poll afterwards.
-        atexit.register(self._end)
-        atexit.register(end_pool)  # before that: its calls may need the thread
+        # Before mpi4py finalises MPI, which no thread may poll afterwards. The pool ends first: its
+        # calls may need the thread.
+        at_the_end.extend([self._end, end_pool])
 
     def _reset(self) -> None:
         """Begin anew: a forked child has none of the threads."""
