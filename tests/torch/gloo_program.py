@@ -34,6 +34,10 @@ def names(me: int) -> list[Any]:
     world: Any = dist.group.WORLD
     part = dist.new_group([0], timeout=SOON)
     told: list[Any] = [dist.get_backend(), dist.get_backend_config()]
+    for group in (world, part)[: 2 - me]:
+        options = group._get_backend(CPU).options
+        told += [options._timeout, options.backend, options.global_ranks_in_group]
+        told += [options.group_name]
     told += sorted(device.type for device in world._device_types)
     if me == 0:
         told += [dist.get_backend(part), dist.get_backend_config(part)]

@@ -113,6 +113,21 @@ def test_a_limit_that_is_given(backend_pools: Pools, way: str) -> None:
     check(backend_pools(2).run(on_backend, "fastcoll", given, way)[0])
 
 
+def told_limits(rank: Rank) -> list[Any]:
+    group: Any = dist.new_group([rank.rank], timeout=LONG, use_local_synchronization=True)
+    backend = group._get_backend(torch.device("cpu"))
+    first = backend.options
+    backend.set_timeout(LIMIT)
+    ranks = list(first.global_ranks_in_group)
+    is_named = first.group_name == group.group_name
+    return [first._timeout, backend.options._timeout, ranks, is_named, first.backend]
+
+
+def test_a_group_tells_its_limit(backend_pools: Pools) -> None:
+    rows = backend_pools(2).run(on_backend, "fastcoll", told_limits)
+    assert rows == [[LONG, LIMIT, [me], True, "fastcoll"] for me in range(2)]
+
+
 def senseless(rank: Rank) -> list[str]:
     group = dist.new_group()
     seen = [attempt(group.set_timeout, timedelta(seconds=0)).kind]  # type: ignore[union-attr]

@@ -43,6 +43,7 @@ class FastcollBackend final : public Runner {
   void abort() override { python("abort"); }
   py::object shrink_in_python(const py::args& args) { return group_.attr("shrink")(*args); }
   py::object communicator() const { return group_.attr("communicator"); }
+  py::object options() const { return group_.attr("options"); }
 
   // ---- parts of the group, for torch's split_group ----
 
@@ -265,6 +266,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       // Not the base's virtual functions, which torch 2.11 declares otherwise.
       .def_property_readonly("supports_shrinking", [](const FastcollBackend&) { return true; })
       .def("shrink", &FastcollBackend::shrink_in_python)
+      .def_property_readonly("options", &FastcollBackend::options)
       .def_property_readonly("communicator", &FastcollBackend::communicator);
   add_handle<NativeWork>(module, "NativeWork");
   add_handle<PythonWork>(module, "PythonWork");

@@ -20,7 +20,7 @@ the same order, as a collective allocation needs. Ranks then reduce in place: no
 takes CPU time from the backward pass.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -66,7 +66,7 @@ def _make(opts: Any, pg_options: object) -> FastcollProcessGroup | dist.Backend:
         rank, world_size, limit_s = opts.group_rank, opts.group_size, opts.timeout.total_seconds()
         comm = connect_ranks(opts.store, rank, world_size, limit_s, opts.group_id)
         made = Prepared(comm, find_compiled(comm, limit_s))
-    backend = _serve(opts.store, made)
+    backend = _serve(opts.store, made, opts.global_ranks_in_group)
     adopt(made.comm)
     return backend
 
@@ -90,12 +90,16 @@ def find_compiled(comm: BaseGroup, timeout_s: float) -> ModuleType | None:
     return compiled
 
 
-def _serve(store: dist.Store, made: Prepared) -> FastcollProcessGroup | dist.Backend:
+def _serve(
+    store: dist.Store, made: Prepared, global_ranks: Sequence[int] = ()
+) -> FastcollProcessGroup | dist.Backend:
     """Return what torch gets of a group."""
     comm, compiled = made.comm, made.compiled
+    kind = ProfiledProcessGroup if compiled is None else FastcollProcessGroup
+    group = kind(comm, store, made.events)
+    group.global_ranks = global_ranks
     if compiled is None:
-        return ProfiledProcessGroup(comm, store, made.events)
-    group = FastcollProcessGroup(comm, store, made.events)
+        return group
     backend: dist.Backend = compiled.FastcollBackend(group, comm, comm.rank, comm.world_size)
     if torch.cuda.device_count() == 0:  # else the setting holds for NCCL, too, which is torch's
         env.let_ddp_borrow()

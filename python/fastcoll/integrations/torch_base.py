@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
 from torch.distributed import ProcessGroup
 
 from fastcoll.calls.group import BaseGroup
@@ -51,6 +52,7 @@ class BaseProcessGroup(ProcessGroup):
         super().__init__(comm.rank, comm.world_size)  # type: ignore[call-arg]
         self.communicator = comm
         self.events = events  # GLOO: in a profile its calls have the names of Gloo's
+        self.global_ranks: Sequence[int] = ()  # as torch named them when it made the group
         self._store = store
         self._name = comm.name
         self._desc = "undefined"
@@ -99,6 +101,15 @@ class BaseProcessGroup(ProcessGroup):
         if torch.device(device).type not in {one.type for one in self._device_types}:
             raise UnsupportedError(f'the backend "{NAME}" has nothing for {device}')
         return self
+
+    @property
+    def options(self) -> Backend.Options:
+        """The group's limit, ranks and name as Gloo's groups tell them: a copy, of this moment."""
+        limit = timedelta(seconds=self.communicator.timeout_s)
+        told: Any = Backend.Options(self.events, limit)
+        told.global_ranks_in_group = list(self.global_ranks)
+        told.group_name = self._name
+        return told  # type: ignore[no-any-return]
 
     @property
     def supports_splitting(self) -> bool:
