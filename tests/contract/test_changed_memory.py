@@ -9,7 +9,7 @@ and each of its two tensors. The others are made before and after good calls els
 - shapes, overlap, elements that share memory, one dtype: the same; strided: test_fast_layouts.py
 - lists, parts, split sizes, roots: faults/test_bad_input.py
 - peers and tags: test_p2p_failures.py
-- storage, signs, conjugation, NumPy's flags: here
+- storage, signs, conjugation, zeros without memory, NumPy's flags: here
 """
 
 from collections.abc import Callable
@@ -54,13 +54,10 @@ def conjugate(values: torch.Tensor) -> torch.Tensor:
     return values.conj().resolve_conj().conj()
 
 
-def with_other_data(
-    rank: Rank, name: str, store: Callable[..., torch.Tensor], is_compiled: bool
-) -> list[str]:
+def with_other_data(rank: Rank, name: str, store: Callable[..., torch.Tensor]) -> list[str]:
     """Known tensors get memory that is stored otherwise; what they get then, against plain ones.
 
-    torch gives a C++ backend a copy of a tensor that is stored otherwise, and drops what is written
-    there, on Gloo as well. So a new tensor of that kind is what a known one is compared with there.
+    torch gives Gloo a copy of a tensor that is stored otherwise, and drops what is written there.
     """
     verb, comm = VERB_CALLS[name], rank.comm
     dtype = torch.complex64 if store is conjugate else torch.float32
@@ -78,9 +75,6 @@ def with_other_data(
             given.data = store(verb.laid(plain))
         if changes != "input":
             got.data = store(verb.laid(start))
-        if is_compiled and changes != "input":
-            new, want = verb.laid(plain), store(verb.laid(start))
-            verb.make(comm, new if changes == "output" else store(new), want)
         verb.make(comm, given, got)
         if not torch.equal(got.resolve_neg().resolve_conj(), want.resolve_neg().resolve_conj()):
             wrong.append(f"{changes}: {got.tolist()[:4]}, not {want.tolist()[:4]}")
@@ -94,8 +88,33 @@ def test_values_are_read_as_they_mean(site: Site, name: str, store: Any) -> None
     verb_call(site, name)
     if store is conjugate and in_torch(site):
         pytest.skip("torch.distributed takes no conjugated tensors")
-    is_compiled = site.pools == "compiled_pools"
-    assert site.run(with_other_data, name, store, is_compiled) == [[]] * site.world
+    assert site.run(with_other_data, name, store) == [[]] * site.world
+
+
+def with_zeros(rank: Rank, name: str) -> list[str]:
+    """Inputs are zeros without memory, in a first call and in known ones; then outputs are."""
+    verb, comm, wrong = VERB_CALLS[name], rank.comm, []
+    plain, start = verb.tensors(rank.world_size)
+    zeros, want = torch._efficientzerotensor(plain.shape), verb.laid(start)  # type: ignore[attr-defined]
+    verb.make(comm, torch.zeros(plain.shape), want)
+    for turn in range(KNOWN + 1):
+        got = verb.laid(start)
+        verb.make(comm, zeros, got)
+        if not torch.equal(got, want):
+            wrong.append(f"{turn}: {got.tolist()[:4]}, not {want.tolist()[:4]}")
+    if all(map(verb.writes, range(rank.world_size))):
+        zeros = torch._efficientzerotensor(start.shape)  # type: ignore[attr-defined]
+        one = attempt(verb.make, comm, plain, zeros)
+        wrong += [f"output: {one}"] if one.kind != "UsageError" else []
+    verb.make_known(comm, plain, start)
+    return wrong
+
+
+@each_verb
+@each_kind
+def test_zeros_without_memory_are_read(site: Site, name: str) -> None:
+    verb_call(site, name)
+    assert site.run(with_zeros, name) == [[]] * site.world
 
 
 # ---- storage -------------------------------------------------------------------------------------

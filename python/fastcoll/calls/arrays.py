@@ -128,15 +128,16 @@ def _view_tensor(tensor: torch.Tensor, name: str, gpu: bool) -> ArrayView:
     if dtype is None:
         raise _unknown_dtype(name, tensor.dtype)
     itemsize = tensor.element_size()
+    is_zero = tensor._is_zerotensor()  # all zeros without memory: autograd makes such
     return ArrayView(
         source=tensor,
         dtype=dtype,
-        ptr=_address(tensor, name),
+        ptr=0 if is_zero else _address(tensor, name),
         shape=tuple(tensor.shape),
         strides_bytes=tuple(stride * itemsize for stride in tensor.stride()),
         numel=tensor.numel(),
-        dense=tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg(),
-        writable=True,
+        dense=tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg() or is_zero),
+        writable=not is_zero,
         device=tensor.device.index if tensor.is_cuda else -1,
     )
 
@@ -237,6 +238,10 @@ def check_output(output: ArrayView, name: str) -> None:
             f"{name}, of type {output.kind}, can't be written, as JAX's arrays can't; give a tensor"
             " or a NumPy array for the result. The verbs of fastcoll.jax return new arrays"
         )
+    if isinstance(output.source, torch.Tensor) and output.source._is_zerotensor():
+        raise UsageError(
+            f"{name} is a tensor of torch's zeros without memory; pass torch.zeros_like({name})"
+        )
     if not output.writable:
         raise UsageError(f"{name} is read-only")
     if not output.dense and _overlaps_itself(output):
@@ -295,7 +300,7 @@ def check_overlap(first: ArrayView, second: ArrayView, what: str) -> None:
 
 def overlap(first: ArrayView, second: ArrayView) -> bool:
     """Return whether two arrays share an element; True if that is too hard to find out."""
-    if first.numel == 0 or second.numel == 0:
+    if first.numel == 0 or second.numel == 0 or 0 in (first.ptr, second.ptr):
         return False
     if first.dense and second.dense:
         return (

@@ -17,6 +17,7 @@
 
 #include "c10d_calls.h"
 #include "c10d_direct.h"
+#include "c10d_negated.h"
 #include "c10d_runner.h"
 #include "c10d_threads.h"
 #include "c10d_verbs.h"
@@ -272,6 +273,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   add_handle<PythonWork>(module, "PythonWork");
   add_handle<TransferWork>(module, "TransferWork");
   add_handle<BatchWork>(module, "BatchWork");
+  take_negated();
   module.def("serve_operators", &serve_operators, py::arg("operators"), py::arg("functions"),
              py::arg("gradients"), py::arg("named"));
   module.def("finish", [] {

@@ -23,8 +23,10 @@
 
 namespace {
 
-// FSDP and users free a tensor's memory by resizing its storage; it keeps its shape then.
+// FSDP and users free a tensor's memory by resizing its storage; it keeps its shape then. Zeros
+// that autograd makes have none.
 bool has_memory(const at::Tensor& tensor) {
+  if (tensor._is_zerotensor()) return false;
   const auto end = size_t(tensor.storage_offset() + tensor.numel()) * tensor.itemsize();
   return tensor.numel() == 0 || tensor.storage().nbytes() >= end;
 }
