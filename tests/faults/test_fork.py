@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import fastcoll
+from fastcoll.calls.arrays import copy_back
 from fastcoll.calls.work import CallWork
 from tests.support.harness import LATE_S, TIMEOUT_S, Attempt, Pool, Pools, Rank, Setup, attempt
 
@@ -127,6 +128,34 @@ def test_a_child_cannot_wait_for_its_parents_transfers(
         assert [one.kind for one in attempts] == ["FastcollError" if nodes else "UsageError"] * 3
         assert all("fork" in one.text and one.seconds < LATE_S for one in attempts), attempts
         assert found == [False, True, 50_000.0]
+
+
+def fork_while_a_message_is_copied(rank: Rank) -> list[Any] | None:
+    """Another thread brings a message's elements to their places."""
+    if rank.rank:
+        rank.comm.send(torch.ones(100), 0)
+        return None
+    got, is_copying, gate = torch.zeros(200)[::2], threading.Event(), threading.Event()
+    receive = rank.comm.irecv(got, 1)
+
+    def copy_late(*args: Any) -> None:
+        if threading.current_thread() is thread and os.getpid() == parent:
+            is_copying.set()
+            gate.wait()
+        copy_back(*args)
+
+    parent, thread = os.getpid(), threading.Thread(target=receive.wait)
+    with mock.patch("fastcoll.calls.transfer_work.copy_back", copy_late):
+        thread.start()
+        is_copying.wait()
+        found = in_child(lambda: [receive.is_completed(), receive.wait(), got.sum().item()])
+        gate.set()
+        thread.join()
+    return [*found, got.sum().item()]
+
+
+def test_a_child_gets_a_message_that_its_parent_copies(fresh_pool: Callable[..., Pool]) -> None:
+    assert fresh_pool(2).run(fork_while_a_message_is_copied)[0] == [True, True, 100.0, 100.0]
 
 
 def fork_while_a_future_is_made(rank: Rank) -> float:

@@ -4,6 +4,7 @@
 The thread that moves them without a wait is the core's. Must not know how bytes travel.
 """
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -50,14 +51,16 @@ class TransferWork(_C.TransferWork, NativeHandle, Work):
 class StridedTransferWork(TransferWork):
     """A transfer of a strided tensor; a dense copy of it travels."""
 
-    __slots__ = ("_copy_lock", "_is_back")
-    _copy_lock: threading.RLock
+    __slots__ = ("_copy_locks", "_is_back")
+    # By process: a forked child takes one of its own, as a thread of its parent may have the other.
+    _copy_locks: dict[int, threading.RLock]
     _is_back: bool
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """See `TransferWork.wait`; copies received elements to their places."""
         super().wait(timeout)
-        with self._copy_lock:
+        # A signal handler may wait for it, too.
+        with self._copy_locks.setdefault(os.getpid(), threading.RLock()):
             if not self._is_back:
                 with unseen():
                     copy_back(*self._kept)
@@ -99,7 +102,7 @@ def post(
         transfer.has_other_senders,
     )
     if isinstance(work, StridedTransferWork):
-        work._copy_lock = threading.RLock()  # a signal handler may wait for it, too
+        work._copy_locks = {}
         work._is_back = transfer.sends
     return work
 
