@@ -41,6 +41,7 @@ from fastcoll.calls.group import BaseGroup
 from fastcoll.group.communicator import Communicator
 from fastcoll.integrations import c10d_build
 from fastcoll.integrations.torch_base import NAME, BaseProcessGroup, connect_ranks
+from fastcoll.integrations.torch_functional import serve_python_groups
 from fastcoll.integrations.torch_group import FastcollProcessGroup
 from fastcoll.integrations.torch_profile import ProfiledProcessGroup
 
@@ -99,6 +100,7 @@ def _serve(
     group = kind(comm, store, made.events)
     group.global_ranks = global_ranks
     if compiled is None:
+        serve_python_groups()
         return group
     backend: dist.Backend = compiled.FastcollBackend(group, comm, comm.rank, comm.world_size)
     if torch.cuda.device_count() == 0:  # else the setting holds for NCCL, too, which is torch's

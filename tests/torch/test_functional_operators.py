@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functional operators that torch's compiler makes of others, on groups in Python and compiled."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.backends import BACKENDS, COMPILE_S, on_backend, same
+from tests.support.harness import Pool, Rank, Setup
+
+Pools = Callable[[int], Pool]
+functional = torch.ops._c10d_functional
+
+
+def gathered(rank: Rank) -> list[torch.Tensor]:
+    """The operator that joined all_gathers become; then the input is a part of the output too."""
+    group: Any = dist.group.WORLD
+    name, size = group.group_name, rank.world_size
+    mine, apart = torch.arange(3.0) + rank.rank, torch.zeros(3 * size)
+    functional.all_gather_into_tensor_out(mine, size, name, out=apart)
+    within = torch.arange(3.0 * size) * (rank.rank + 1)
+    own = within[3 * rank.rank : 3 * rank.rank + 3]
+    functional.all_gather_into_tensor_out(own, size, name, out=within)
+    return [functional.wait_tensor(one).clone() for one in (apart, within)]
+
+
+def on_both(rank: Rank) -> list[torch.Tensor]:
+    """Call it on this group, and on one of Gloo beside it."""
+    ours = gathered(rank)
+    beside: Any = dist.new_group(backend="gloo")
+    mine, out = torch.arange(3.0) + rank.rank, torch.zeros(3 * rank.world_size)
+    functional.all_gather_into_tensor_out(mine, rank.world_size, beside.group_name, out=out)
+    return [*ours, functional.wait_tensor(out).clone()]
+
+
+def test_gathers_into_an_output(backend_pools: Pools, bare_pools: Pools) -> None:
+    """A group of Gloo beside goes on to have torch's own kernel."""
+    ours = backend_pools(2).run(on_backend, "fastcoll", on_both, deadline_s=COMPILE_S)
+    assert same(ours, bare_pools(2).run(on_backend, "gloo", on_both))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gathers_into_an_output_over_nodes(
+    fresh_pool: Callable[..., Pool], bare_pools: Pools, backend: str
+) -> None:
+    setup = Setup(False, nodes="aab", env={"FASTCOLL_TORCH_BACKEND": backend})
+    ours = fresh_pool(3, setup).run(on_backend, "fastcoll", gathered, deadline_s=COMPILE_S)
+    assert same(ours, bare_pools(3).run(on_backend, "gloo", gathered))
