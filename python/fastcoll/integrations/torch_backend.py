@@ -162,6 +162,7 @@ def _make_part(
 
 
 BaseProcessGroup.make_part = _make_part
+BaseProcessGroup.make_backend = staticmethod(make_backend)
 
 
 def _of_all_ranks(comm: Communicator, timeout_s: float) -> ModuleType | None:

@@ -47,6 +47,8 @@ class BaseProcessGroup(ProcessGroup):
     # Makes what torch gets for a part of a group. Its arguments are a store, the rank, the number
     # of ranks, a name, and a limit in seconds. The module that makes groups sets it.
     make_part: ClassVar[Callable[..., Any]]
+    # The same for a group whose ranks are connected: torch_backend.make_backend.
+    make_backend: ClassVar[Callable[..., ProcessGroup | dist.Backend]]
 
     def __init__(self, comm: BaseGroup, store: dist.Store, events: str = NAME) -> None:
         super().__init__(comm.rank, comm.world_size)  # type: ignore[call-arg]
@@ -133,8 +135,6 @@ class BaseProcessGroup(ProcessGroup):
             flags: 1 aborts this group first (SHRINK_ABORT): its waits raise on every rank.
             options: Ignored.
         """
-        from fastcoll.integrations.torch_backend import make_backend  # which imports this module
-
         del options
         if flags & 1:
             self.abort()
@@ -144,7 +144,7 @@ class BaseProcessGroup(ProcessGroup):
         store = dist.PrefixStore(f"fastcoll/{name}", self._store)
         rank = stay.index(self.rank())
         comm = connect_ranks(store, rank, len(stay), limit_s, name)
-        return make_backend(comm, store, limit_s, self.events)
+        return self.make_backend(comm, store, limit_s, self.events)
 
     @property
     def supports_coalescing(self) -> bool:
