@@ -27,16 +27,29 @@ def gathered(rank: Rank) -> list[torch.Tensor]:
     return [functional.wait_tensor(one).clone() for one in (apart, within)]
 
 
+def exchanged(rank: Rank, group: Any = None) -> list[torch.Tensor]:
+    """The operator that `batch_isend_irecv` becomes: to the next rank, and from the one before."""
+    name = (group or dist.group.WORLD).group_name
+    peers = [(rank.rank + step) % rank.world_size for step in (1, -1)]
+    mine, got = torch.arange(5.0) + rank.rank, torch.zeros(5)
+    tensors = functional.batch_p2p_ops(["isend", "irecv"], peers, [4, 4], [mine, got], name)
+    return [functional.wait_tensor(one).clone() for one in tensors]
+
+
+def called(rank: Rank) -> list[torch.Tensor]:
+    return [*gathered(rank), *exchanged(rank), *exchanged(rank)]
+
+
 def on_both(rank: Rank) -> list[torch.Tensor]:
-    """Call it on this group, and on one of Gloo beside it."""
-    ours = gathered(rank)
+    """Call them on this group, and on one of Gloo beside it."""
+    ours = called(rank)
     beside: Any = dist.new_group(backend="gloo")
     mine, out = torch.arange(3.0) + rank.rank, torch.zeros(3 * rank.world_size)
     functional.all_gather_into_tensor_out(mine, rank.world_size, beside.group_name, out=out)
-    return [*ours, functional.wait_tensor(out).clone()]
+    return [*ours, functional.wait_tensor(out).clone(), *exchanged(rank, beside)]
 
 
-def test_gathers_into_an_output(backend_pools: Pools, bare_pools: Pools) -> None:
+def test_they_reach_the_group(backend_pools: Pools, bare_pools: Pools) -> None:
     """A group of Gloo beside goes on to have torch's own kernel."""
     ours = backend_pools(2).run(on_backend, "fastcoll", on_both, deadline_s=COMPILE_S)
     assert same(ours, bare_pools(2).run(on_backend, "gloo", on_both))
@@ -44,9 +57,9 @@ def test_gathers_into_an_output(backend_pools: Pools, bare_pools: Pools) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gathers_into_an_output_over_nodes(
+def test_they_reach_a_group_of_nodes(
     fresh_pool: Callable[..., Pool], bare_pools: Pools, backend: str
 ) -> None:
     setup = Setup(False, nodes="aab", env={"FASTCOLL_TORCH_BACKEND": backend})
-    ours = fresh_pool(3, setup).run(on_backend, "fastcoll", gathered, deadline_s=COMPILE_S)
-    assert same(ours, bare_pools(3).run(on_backend, "gloo", gathered))
+    ours = fresh_pool(3, setup).run(on_backend, "fastcoll", called, deadline_s=COMPILE_S)
+    assert same(ours, bare_pools(3).run(on_backend, "gloo", called))
