@@ -25,6 +25,8 @@ _library: Any = torch.library.Library("_c10d_functional", "IMPL")  # type: ignor
 def serve_python_groups() -> None:
     """Let torch's operators reach groups in Python; once is enough."""
     for name, kernel in _KERNELS.items():
+        if not hasattr(torch.ops._c10d_functional, name):  # of a newer torch
+            continue
         for device in _DEVICES:
             operator = f"_c10d_functional::{name}"
             if not torch._C._dispatch_has_kernel_for_dispatch_key(operator, device):
@@ -58,11 +60,13 @@ def _batch_p2p_ops(
     device = tensors[0].device
     group._start_coalescing(device)
     results = []
-    for name, tensor, peer, tag in zip(op_list, tensors, peer_list, tag_list, strict=True):
-        sends = name == "isend"
-        (group.send if sends else group.recv)([tensor], peer, tag)
-        results.append(tensor.new_empty(0) if sends else tensor)  # as torch's own
-    work = group._end_coalescing(device)
+    try:
+        for name, tensor, peer, tag in zip(op_list, tensors, peer_list, tag_list, strict=True):
+            sends = name == "isend"
+            (group.send if sends else group.recv)([tensor], peer, tag)
+            results.append(tensor.new_empty(0) if sends else tensor)  # as torch's own
+    finally:
+        work = group._end_coalescing(device)
     for result in results:
         _register(result, work)
     return results
