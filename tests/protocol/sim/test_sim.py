@@ -6,6 +6,7 @@ what it checks.
 """
 
 import functools
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,7 +174,7 @@ def test_the_proofs_name_all_that_is_compiled() -> None:
     done = run(["g++", *FLAGS, "-MM", SCHEDULER, SIMULATOR], COMPILE_LIMIT_S, cwd=ROOT)
     sources = {
         (ROOT / name).resolve().relative_to(ROOT).as_posix()
-        for name in done.stdout.split()
+        for name in shlex.split(done.stdout.replace("\\\n", ""))  # a folder may have a space
         if name.endswith((".cpp", ".h", ".cuh", ".inc"))
     }
     assert "csrc/dtypes.h" in sources
