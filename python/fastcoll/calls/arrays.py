@@ -300,7 +300,9 @@ def check_overlap(first: ArrayView, second: ArrayView, what: str) -> None:
 
 def overlap(first: ArrayView, second: ArrayView) -> bool:
     """Return whether two arrays share an element; True if that is too hard to find out."""
-    if first.numel == 0 or second.numel == 0 or 0 in (first.ptr, second.ptr):
+    if first.numel == 0 or second.numel == 0:
+        return False
+    if 0 in (first.ptr, second.ptr):  # zeros without memory
         return False
     if first.dense and second.dense:
         return (

@@ -139,7 +139,8 @@ class TransferBetween(QueuedWork):
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """See `Work.wait`."""
-        self._refuse_in_child()  # a long wait is told by its parent's connection to the store
+        # Before a long wait tells the group: a forked child has its parent's connection for that.
+        self._refuse_in_child()
         try:
             if limit_of_wait(timeout) is None and not self._done.wait(LONG_S):
                 with self._on_long_wait():
