@@ -49,8 +49,9 @@ class StagingCopy {
  private:
   static constexpr size_t kLeastBytes = 1024;  // less gains nothing
   static constexpr int kTimedOneIn = 16;
-  static constexpr int kConvincing = 2;     // pairs in a row: a copy may have been interrupted
-  static constexpr size_t kStreamed = 100;  // times their bytes, until ordinary ones are tried
+  // Pairs in a row until copies stream; one keeps them at it. A copy may have been interrupted.
+  static constexpr int kConvincing = 2;
+  static constexpr size_t kStreamed = 400;  // times a pair's bytes, until ordinary ones are tried
 
   // Ordinary and past the caches by turns, the second only if the first was slow.
   void copy_timed(void* dst, const void* src, size_t num_bytes) {
@@ -65,13 +66,14 @@ class StagingCopy {
       judge(ticks_per_line(start, num_bytes));
     }
   }
+  // Ordinary copies follow, or precede the next pair if copies stream now. After a pause of the
+  // program, and after such stores, the first ones fetch lines from memory. That says nothing of
+  // the cores: judged at once, calls of 2 MiB of near ranks took twice as long.
   void judge(uint64_t streaming_ticks) {
     num_slow_ = P::is_slow(fetching_ticks_, streaming_ticks) ? num_slow_ + 1 : 0;
+    if (num_slow_ >= kConvincing) streamed_bytes_left_ = timed_bytes_ * kStreamed;
+    num_untimed_left_ = kTimedOneIn - 1;
     fetching_ticks_ = 0;
-    if (num_slow_ == kConvincing) streamed_bytes_left_ = timed_bytes_ * kStreamed;
-    else if (num_slow_ > 0) return;
-    else num_untimed_left_ = kTimedOneIn - 1;
-    num_slow_ = 0;
     timed_bytes_ = 0;
   }
 

@@ -278,30 +278,35 @@ void check_filling() {
   filling.copy(15);
   // Two pairs in a row have to be slow: one of each is ordinary.
   Judged::says_slow = true;
-  for (int i = 0; i < 4; ++i) {
-    require(!filling.streams(), "before two slow pairs");
-    require_equal(filling.copy(1), 1, "each of a pair is timed");
+  for (int pair = 0; pair < 2; ++pair) {
+    for (int i = 0; i < 2; ++i) {
+      require(!filling.streams(), "before two slow pairs");
+      require_equal(filling.copy(1), 1, "each of a pair is timed");
+    }
+    if (pair == 0) require_equal(filling.copy(15), 0, "ordinary copies between two pairs");
   }
-  filling.require_streams(400);
-  filling.copy(4);
-  filling.require_streams(400);
+  filling.require_streams(800);
+  require_equal(filling.copy(15), 0, "ordinary copies before the next pair");
+  require_equal(filling.copy(2), 2, "one slow pair is enough now");
+  filling.require_streams(800);
   // A copy larger than the rest of them is the last.
-  filling.copy(4);
-  filling.copy(398);
+  filling.copy(15 + 2);
+  filling.copy(798);
   filling.copy(1, 3 * Filling::kBytes);
   require(!filling.streams(), "after a large copy");
   // A quick one starts the count anew.
-  for (const int num_slow : {1, 2, 3}) {
+  for (const int num_slow : {1, 2 + 15, 2 + 15 + 1}) {
+    Judged::says_slow = false;
+    filling.copy(15 + 1 + 15);
     Judged::says_slow = true;
     filling.copy(num_slow);
     Judged::says_slow = false;
     require(filling.copy(1) > 0 && !filling.streams(), "a quick copy");
-    require_equal(filling.copy(15), 0, "then 15 that are not timed");
     Judged::says_slow = true;
-    filling.copy(3);
+    filling.copy(15 + 2 + 15 + 1);
     require(!filling.streams(), "one and a half slow pairs");
     filling.copy(1);
-    filling.require_streams(400);
+    filling.require_streams(800);
   }
 }
 
@@ -319,7 +324,7 @@ void check_words() {
     const uint64_t least = std::max<uint64_t>(streaming, 6) + 10;
     require(StdAtomics::is_slow(least, streaming) && !StdAtomics::is_slow(least - 1, streaming),
             "whether fetching is slow");
-    require(StdAtomics::is_slow(64, streaming) && !StdAtomics::is_slow(65, streaming),
+    require(StdAtomics::is_slow(140, streaming) && !StdAtomics::is_slow(141, streaming),
             "what was not fetching alone");
   }
   SleepLine line{};
