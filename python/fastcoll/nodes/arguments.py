@@ -58,11 +58,11 @@ class Arguments:
             return
         flat = self._keeps = operands.flat()
         self.bring_back = flat.finish
-        gets = operands.output or (operands.input if verb is Verb.broadcast else None)
         in_parts = verb is Verb.reduce_scatter, verb is Verb.all_gather
         dtype = operands.dtype  # the output's too, unless codes follow the result
         self.given = _cut(flat.input_ptr, operands.input, dtype, world_size if in_parts[0] else 1)
-        self.got = _cut(flat.output_ptr, gets, dtype, world_size if in_parts[1] else 1)
+        gets = world_size if in_parts[1] else 1
+        self.got = _cut(flat.output_ptr, operands.output, dtype, gets)
 
     def _bring_parts_back(self) -> None:
         if self._output and self._target:
@@ -209,7 +209,7 @@ def _move(lanes: Lanes, header: Header, arguments: Arguments, gather_words: Gath
     given = [as_bytes(part) for part in arguments.given]
     got = [as_bytes(part) for part in arguments.got]
     if header.verb is Verb.broadcast:
-        moves.broadcast(lanes, header.root, got[0])
+        moves.broadcast(lanes, header.root, (got or given)[0])
     elif header.verb is Verb.gather:
         moves.gather(lanes, given[0], got or None, header.root)
     elif header.verb is Verb.scatter:
