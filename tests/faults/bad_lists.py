@@ -133,12 +133,35 @@ def mistakes_of_splits(world: int) -> dict[str, Mistake]:
             USAGE,
             ("this one", "expects 2"),
         ),
-        "no output, no splits": (single(None, line), USAGE, ("input_split_sizes",)),
         "no dimension": (single(torch.tensor(1.0), torch.tensor(1.0)), USAGE, ("dimension",)),
         "expanded output": (
             lambda c: c.all_gather([torch.ones(1).expand(4)] * world, some),
             USAGE,
             ("expanded",),
+        ),
+    }
+
+
+def mistakes_without_an_output(world: int) -> dict[str, Mistake]:
+    """Calls that make their output, for which the ranks first gather sizes: refused before that."""
+    line = torch.arange(8.0 * world)
+    single = lambda *args: lambda comm: comm.all_to_all_single(*args)  # noqa: E731
+    return {
+        "no output, no splits": (single(None, line), USAGE, ("input_split_sizes",)),
+        "no output, splits below 0": (
+            single(None, line, None, [8 * world + 1, -1, *[0] * (world - 2)]),
+            USAGE,
+            ("input_split_sizes",),
+        ),
+        "no output, splits no numbers": (
+            single(None, line, None, ["a"] * world),
+            USAGE,
+            ("integers",),
+        ),
+        "no output, no limit": (
+            lambda c: c.all_to_all_single(None, line, None, [8] * world, timeout_s=0),
+            USAGE,
+            ("timeout_s",),
         ),
     }
 

@@ -33,6 +33,7 @@ OF_SEVERAL_RANKS = (
     bad_lists.mistakes_of_lists,
     bad_lists.mistakes_of_roots,
     bad_lists.mistakes_of_splits,
+    bad_lists.mistakes_without_an_output,
     bad_lists.mistakes_of_coalesced_calls,
 )
 # Over several nodes any known algorithm but "auto" is refused in the same words.

@@ -57,6 +57,23 @@ def test_the_verdict_names_who_kept_its_descriptor_not_who_waited(pools: Pools) 
     assert len({row[1].text for row in rows}) == 1
 
 
+def with_sizes_of_a_late_rank(rank: Rank) -> Attempt:
+    """A call that first asks all ranks for sizes; its limit is not the group's."""
+    group = rank.comm.new_group()
+    if rank.rank == 1:
+        rank.wait_for("rank 0 has no sizes")
+    one = attempt(group.all_to_all_single, None, torch.ones(2), None, [1, 1], timeout_s=0.4)
+    if rank.rank == 0:
+        rank.tell("rank 0 has no sizes")
+    group.close()
+    return one
+
+
+@pytest.mark.parametrize("nodes", ["aa", "ab"])
+def test_a_call_that_asks_for_sizes_has_its_limit(clusters: Pools, nodes: str) -> None:
+    assert_in_time(clusters(nodes).run(with_sizes_of_a_late_rank)[0], 0.4)
+
+
 def limits(rank: Rank) -> list[Attempt]:
     """A limit of the call's own, below and above the group's; C++ makes the first, a known call."""
     group = rank.comm.new_group()

@@ -248,7 +248,7 @@ def all_to_all_single(
         return nothing(async_op) if output is not None else (torch.empty(0, device="cpu"), [])
     result = None
     if output is None:
-        result = comm.output_for(input, input_split_sizes, output_split_sizes, async_op)
+        result = comm.output_for(input, input_split_sizes, output_split_sizes, async_op, timeout_s)
         output, output_split_sizes = result
     work = comm.issue(
         PartsCall(

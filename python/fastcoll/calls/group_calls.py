@@ -16,7 +16,7 @@ from fastcoll.calls.arrays import Array, count_writes
 from fastcoll.calls.lists import ListCall, ListOperands, check_list
 from fastcoll.calls.methods import VerbMethods
 from fastcoll.calls.modes import unseen
-from fastcoll.calls.parts import PartsCall, PartsOperands, check_parts
+from fastcoll.calls.parts import PartsCall, PartsOperands, check_parts, cut
 from fastcoll.calls.sites import at_call_site
 from fastcoll.calls.tensors import Call, Operands, check
 from fastcoll.calls.transfer_work import AnyTransferWork, Transfers
@@ -201,6 +201,7 @@ class GroupCalls(VerbMethods):
         input_splits: Sequence[int] | None,
         output_splits: Sequence[int] | None,
         async_op: bool,
+        timeout_s: float | None,
     ) -> tuple[torch.Tensor, list[int]]:
         """Gather the sizes of the others' inputs; return an output for them, and its splits.
 
@@ -215,12 +216,8 @@ class GroupCalls(VerbMethods):
             raise UsageError(
                 "all_to_all_single without an output needs a tensor with rows as input"
             )
-        if len(input_splits) != self.world_size or sum(input_splits) != len(input):
-            raise UsageError(
-                f"input_split_sizes {list(input_splits)} must be {self.world_size} numbers that "
-                f"add up to the {len(input)} rows of input"
-            )
-        rows = self.gather_words(list(input_splits))
+        cut(input, "input", input_splits, self.world_size)  # before the others hear of the call
+        rows = self.gather_words(list(input_splits), timeout_s)
         splits = [row[self.rank] for row in rows]
         shape = (sum(splits), *input.shape[1:])
         num_bytes = sum(map(sum, rows)) * prod(shape[1:]) * input.element_size()

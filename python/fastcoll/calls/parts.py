@@ -318,8 +318,8 @@ def _all_to_all(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
         target = _side(call.output, names[1], world_size)
     else:
         names = ("input", "output")
-        source = _cut(call.input, names[0], call.input_splits, world_size)
-        target = _cut(call.output, names[1], call.output_splits, world_size)
+        source = cut(call.input, names[0], call.input_splits, world_size)
+        target = cut(call.output, names[1], call.output_splits, world_size)
     dtype = _checked(source, target, *names)
     _check_apart(source, target, rank, own_part_may_be_one=False)
     if lists or call.input_splits is not None or call.output_splits is not None:
@@ -336,7 +336,8 @@ def _all_to_all(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
     return PartsOperands(dtype, Op.SUM, source.numels[0], 0, source, target)
 
 
-def _cut(array: object, name: str, splits: Sequence[int] | None, world_size: int) -> Side:
+def cut(array: object, name: str, splits: Sequence[int] | None, world_size: int) -> Side:
+    """Look at an array that is cut by rows, equally or into `splits`; UsageError if it can't be."""
     whole = view(array, name, gpu=True)
     if not whole.shape:
         raise UsageError(f"{name} has no dimension to be cut by")
