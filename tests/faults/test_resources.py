@@ -298,3 +298,28 @@ def transfers_without_threads(rank: Rank) -> list[float]:
 def test_transfers_need_no_thread(fresh_pool: Callable[..., Pool], nodes: str) -> None:
     found = fresh_pool(len(nodes) or 2, Setup(nodes=nodes)).run(transfers_without_threads)
     assert found[:2] == [[2.0 * (1 << 20), 6.0], [1.0 * (1 << 20), 3.0]]
+
+
+def end_without_memory(rank: Rank) -> list[Attempt]:
+    """The end of a broken group has no memory for its symmetric tensors; then another one is made.
+
+    The first group is the default one.
+    """
+    kept = fastcoll.empty(3)
+    fastcoll.barrier()
+    rank.comm.abort()
+    with little_memory(1):
+        attempts = [attempt(fastcoll.destroy)]
+    store = dist.PrefixStore("again", rank.store)
+    place = {"rank": rank.rank, "world_size": rank.world_size}
+    attempts.append(attempt(fastcoll.init, store=store, **place))
+    attempts.append(attempt(fastcoll.barrier))
+    del kept
+    return attempts
+
+
+def test_a_group_that_ends_without_memory_is_gone(fresh_pool: Callable[..., Pool]) -> None:
+    for ended, *later in fresh_pool(2).run(end_without_memory):
+        assert ended.kind == "DriverError", ended
+        assert "no memory to copy its symmetric tensors" in ended.text
+        assert [one.kind for one in later] == ["", ""], later

@@ -311,9 +311,11 @@ class Communicator(_C.Group, BaseGroup):
         try:
             self._gpus.close()
         finally:
-            super().close()
-        if self.on_close is not None:
-            self.on_close()
+            try:
+                super().close()
+            finally:  # also where it has no memory for its symmetric tensors: it is closed
+                if self.on_close is not None:
+                    self.on_close()
 
     def forget_queue(self) -> None:
         """Start with an empty queue; for a forked child, which may only close the group."""
