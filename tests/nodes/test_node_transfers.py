@@ -42,6 +42,22 @@ def test_messages_that_do_not_fit_are_seen(fresh_pool: FreshPool, source: int | 
     assert "rank 0 sent 4 elements of float32, rank 1 expected 5" in found[0].text
 
 
+def other_size_on_a_node(rank: Rank) -> Attempt:
+    """Ranks 1 and 2, which are 0 and 1 on their node; rank 0 waits in a barrier."""
+    if rank.rank == 1:
+        rank.comm.send(torch.ones(4), 2)
+    if rank.rank == 2:
+        return attempt(rank.comm.recv, torch.ones(5), 1)
+    return attempt(rank.comm.barrier)
+
+
+def test_messages_that_do_not_fit_on_a_node_name_the_groups_ranks(fresh_pool: FreshPool) -> None:
+    found = cluster(fresh_pool).run(other_size_on_a_node)
+    assert {one.kind for one in found} == {"DesyncError"}, found
+    assert len({one.text for one in found}) == 1
+    assert "ranks [0, 1] are ranks [1, 2] of the group: rank 0 sends 4 x float32" in found[0].text
+
+
 def unmatched(rank: Rank) -> Attempt:
     """While a send fails beside it, rank 2 waits in a call, for rank 1, which waits for rank 0."""
     if rank.rank == 0:

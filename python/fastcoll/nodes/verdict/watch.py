@@ -27,6 +27,7 @@ from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import (
     AbortedError,
     CollectiveTimeout,
+    DesyncError,
     FastcollError,
     PeerLostError,
     UsageError,
@@ -240,6 +241,10 @@ class Watch:
 
         `what` failed; by default the call that was begun last.
         """
+        if isinstance(error, DesyncError):
+            here = self._node_map.nodes[self._node]
+            names = f", whose ranks {list(range(len(here)))} are ranks {list(here)} of the group"
+            return DesyncError(f"{self._who(what)}{names}: {error}")
         if not isinstance(error, CollectiveTimeout | PeerLostError | AbortedError):
             return error
         if verdict := told_in(str(error)):
