@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends and receives over nodes: failures, and many tags; contract/test_p2p.py has the others."""
 
+import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -123,6 +124,29 @@ def test_many_tags_need_few_threads(clusters: Clusters, most: int) -> None:
         ended = 16 if most < TAGS else 0  # the last ones are kept
         most_threads = 2 * (carriers + ended)  # a carrier has two; some channels have a queue
         assert max(later) <= first + most_threads + 8
+
+
+def closed_one_by_one(rank: Rank) -> list[int]:
+    """Groups that are used and closed by a program that collects no garbage."""
+    gc.disable()
+    try:
+        threads = []
+        for _ in range(4):
+            with rank.comm.new_group() as group:
+                peer = (rank.rank + 1) % 2
+                for work in (group.irecv(torch.ones(3), peer), group.isend(torch.ones(3), peer)):
+                    work.wait()
+                group.all_reduce(torch.ones(3))
+            del work
+            threads.append(num_threads())
+        return threads
+    finally:
+        gc.enable()
+
+
+def test_closed_groups_give_their_threads_back_at_once(clusters: Clusters) -> None:
+    for first, *_, last in clusters("ab").run(closed_one_by_one):
+        assert last <= first + 1  # a thread of Python's queue may be new
 
 
 LARGE = 2_000_000  # more than a socket holds: some of it is on its way when the sender is through

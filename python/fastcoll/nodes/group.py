@@ -391,7 +391,7 @@ class HierarchicalCommunicator(BaseGroup):
         self._closed = True
         self._transfers.close()
         if self._watch.error is None:
-            self._lanes.close()
+            self._lanes.close(is_in_use=self._watch.is_in_call)
         ignore_errors(self._node_group.close)
 
     def _where(self) -> str:

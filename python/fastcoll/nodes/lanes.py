@@ -232,9 +232,12 @@ class Lanes:
         for carrier in self._carriers:
             carrier.abandon()
 
-    def close(self) -> None:
+    def close(self, *, is_in_use: bool = False) -> None:
+        """Leave the lanes; `is_in_use`: a call of another thread has still to end."""
         for carrier in self._carriers:
             carrier.close()
+        if not is_in_use:
+            self._carriers = ()  # a carrier's threads and connections go with its last reference
 
     def by_lane(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         places = buffer.view(self.num_local, self.num_slots, -1)

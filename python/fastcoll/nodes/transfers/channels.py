@@ -210,10 +210,11 @@ class Channel(InOrder):
         super().close()
         if self._carrier is None or self._ends.watch.error is not None:
             return
+        carrier, self._carrier = self._carrier, None
         if self._header is None:
-            self._carrier.close()
+            carrier.close()
         else:
-            _keep_listening(*self._header, self._carrier)
+            _keep_listening(*self._header, carrier)
 
     def is_offered(self, deadline: Deadline) -> bool:
         """Return whether the next message has begun to come; for the receive whose turn it is.

@@ -90,6 +90,11 @@ class Watch:
                 "for the program to look at"
             )
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a thread is in a call of the group."""
+        return bool(self._callers)
+
     def begin(self, sequence: int, call: str) -> None:
         """Say which call the waits to come belong to."""
         self.sequence, self.call, self._moment = sequence, call, None
