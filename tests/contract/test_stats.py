@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`group.stats()`: calls, bytes and seconds of waiting of each verb."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import torch
 
 import fastcoll
 from fastcoll.calls.recorder import VerbStats
-from tests.support.harness import Pool, Rank, Setup
+from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 
 LATE_S = 0.3
 
@@ -61,3 +62,25 @@ def test_each_group_counts_its_own(fresh_pool: Callable[..., Pool], nodes: str) 
         assert own["all_gather"][:2] == (1, 4)  # a part of two numbers
         assert all((one.waited_s is None) == bool(nodes) for one in own.values())
         assert "destroyed" in closed or "closed" in closed
+
+
+def ask_beside_a_call(rank: Rank) -> Attempt | None:
+    """Rank 0 asks while another thread of it waits in a call, which rank 1 enters afterwards."""
+    if rank.rank == 1:
+        rank.wait_for("rank 0 has asked")
+    waits = threading.Thread(target=rank.comm.barrier)
+    waits.start()
+    time.sleep(LATE_S)
+    one = attempt(rank.comm.stats)
+    if rank.rank == 0:
+        rank.tell("rank 0 has asked")
+    waits.join()
+    return one if rank.rank == 0 else None
+
+
+@pytest.mark.parametrize("nodes", ["", "ab"])
+def test_a_call_of_another_thread_is_not_waited_for(
+    fresh_pool: Callable[..., Pool], nodes: str
+) -> None:
+    found = fresh_pool(2, Setup(nodes=nodes)).run(ask_beside_a_call)[0]
+    assert found.seconds < 1, found

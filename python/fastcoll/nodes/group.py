@@ -99,7 +99,8 @@ class HierarchicalCommunicator(BaseGroup):
         self._store = store
         self._sequence = 0
         self._stats: dict[str, VerbStats] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # held by a call while it waits
+        self._counting = threading.RLock()
         self._closing = threading.Lock()
         self._queue = CallQueue(self)
         own = PrefixStore(f"fastcoll/{seat.nonce}", store)
@@ -157,7 +158,7 @@ class HierarchicalCommunicator(BaseGroup):
         return run
 
     def _count(self, verb: str, num_bytes: int) -> None:
-        with self._lock:
+        with self._counting:
             old = self._stats.get(verb, VerbStats(0, 0, None))
             self._stats[verb] = VerbStats(old.calls + 1, old.num_bytes + num_bytes, None)
 
@@ -246,7 +247,7 @@ class HierarchicalCommunicator(BaseGroup):
 
     def stats(self) -> dict[str, VerbStats]:
         self._refuse_closed()
-        with self._lock:
+        with self._counting:
             return dict(self._stats)
 
     def check(self) -> None:
