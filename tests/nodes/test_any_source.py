@@ -2,6 +2,7 @@
 """Receives from any rank over nodes: whose a message is, and ends; see contract/test_p2p.py."""
 
 import gc
+import threading
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,7 @@ from fastcoll.calls.transfers import ANY, Transfer, TransferCall
 from fastcoll.errors import FastcollError
 from fastcoll.nodes.transfers.turns import Turns
 from tests.nodes.test_node_transfers import LIMIT_S, Clusters, FreshPool, cluster
-from tests.support.harness import Attempt, Rank, attempt
+from tests.support.harness import LATE_S, Attempt, Rank, Setup, attempt
 
 TAG, GO = 5, 6
 
@@ -57,6 +58,43 @@ def whose_turn(rank: Rank) -> None:
 
 def test_a_message_is_for_the_first_receive_that_it_fits(clusters: Clusters) -> None:
     clusters("aabb").run(whose_turn)
+
+
+def started_by_two_threads(rank: Rank, source: int | None) -> list[float]:
+    """A thread of rank 1 is held up while it starts a receive, and another thread starts one."""
+    tensors = [torch.zeros(1), torch.zeros(1)]
+    if rank.rank == 0:
+        works = [rank.comm.isend(torch.full((1,), 1.0 + number), 1, tag=7) for number in range(2)]
+        for work in works:
+            work.wait()
+    else:
+        usual, is_held_up, works = Turns.enter, threading.Event(), []
+
+        def enter(turns: Turns, receive: Transfer) -> None:
+            usual(turns, receive)
+            if not is_held_up.is_set():
+                is_held_up.set()
+                time.sleep(0.3)
+
+        def start(number: int) -> None:
+            works.append(rank.comm.irecv(tensors[number], source, tag=7))
+
+        with mock.patch.object(Turns, "enter", enter):
+            first = threading.Thread(target=start, args=(0,))
+            first.start()
+            is_held_up.wait()
+            start(1)
+            first.join()
+        for work in works:
+            work.wait()
+    rank.comm.barrier()
+    return [tensor.item() for tensor in tensors]
+
+
+@pytest.mark.parametrize("source", [0, None])
+def test_threads_start_receives_in_one_order(fresh_pool: FreshPool, source: int | None) -> None:
+    pool = fresh_pool(2, Setup(nodes="ab", timeout_s=LATE_S))
+    assert pool.run(started_by_two_threads, source)[1] == [1.0, 2.0]
 
 
 def threads_of_closed_groups(rank: Rank) -> list[int]:

@@ -42,9 +42,10 @@ class AnySource(InOrder):
         on_interrupt = self._ends.on_interrupt(self._name(receive))
         work = TransferBetween(lambda: self._run(receive, local[0]), receive, on_interrupt)
         try:
-            self._turns.enter(receive)
-            local.append(post())
-            self._queue.put(work)
+            with self._turns.starting:
+                self._turns.enter(receive)
+                local.append(post())
+                self._queue.put(work)
         except BaseException as error:
             # There is no thread, or a signal handler raised it: the next receive gets the message.
             if self._queue.take_back(work, error) or work.is_completed():

@@ -197,9 +197,10 @@ class Channel(InOrder):
         told = partial(self._ends.waits.told, self.peer, self.sends)
         work = TransferBetween(run, transfer, self._ends.on_interrupt(self._name()), told)
         try:
-            if not self.sends:
-                self._turns.enter(transfer)
-            self._queue.put(work)
+            with self._turns.starting:
+                if not self.sends:
+                    self._turns.enter(transfer)
+                self._queue.put(work)
         except BaseException as error:  # there is no thread, or a signal handler raised it
             if self._queue.take_back(work, error) or work.is_completed():
                 self._turns.leave(transfer)

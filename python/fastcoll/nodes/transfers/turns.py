@@ -4,6 +4,8 @@
 Decides for which receive a message is. Must not know how messages come.
 """
 
+import threading
+
 from fastcoll.calls.transfers import ANY, Transfer
 
 
@@ -18,6 +20,9 @@ class Turns:
 
     def __init__(self) -> None:
         self._open: dict[int, Transfer] = {}  # in order, by their identities
+        # Held from a receive's turn to its place in a queue, which has several threads' receives in
+        # the same order then. A signal handler may come here, too.
+        self.starting = threading.RLock()
 
     def enter(self, receive: Transfer) -> None:
         """Add a receive, behind those that are open."""
