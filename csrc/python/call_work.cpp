@@ -71,7 +71,7 @@ struct CallWork {
   PyObject ob_base;
   Caller caller;      // whose object this keeps
   PyObject* kept;     // the owner of the memory, until the call is known to be over
-  PyObject* outputs;  // a list
+  PyObject* outputs;  // a list; null once the garbage collector has cleared it
   std::shared_ptr<AsyncCall> call;
 };
 
@@ -79,11 +79,28 @@ PyTypeObject* heir = nullptr;
 
 CallWork& work_of(PyObject* object) { return *reinterpret_cast<CallWork*>(object); }
 
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  const CallWork& work = work_of(self);
+  if (!work.call || !work.call->is_over()) return 0;
+  Py_VISIT(work.kept);
+  Py_VISIT(work.outputs);
+  Py_VISIT(work.caller.object);
+  return 0;
+}
+
+int clear(PyObject* self) {
+  CallWork& work = work_of(self);
+  Py_CLEAR(work.kept);
+  Py_CLEAR(work.outputs);
+  return 0;
+}
+
 void deallocate(PyObject* object) {
+  PyObject_GC_UnTrack(object);
   CallWork& work = work_of(object);
   if (work.call->is_over()) {
     Py_XDECREF(work.kept);
-    Py_DECREF(work.outputs);
+    Py_XDECREF(work.outputs);
     Py_DECREF(work.caller.object);
   } else {
     PyObject* all = PyTuple_New(3);
@@ -162,15 +179,18 @@ PyObject* show(PyObject* self) {
   return PyUnicode_FromString((text + ">").c_str());
 }
 
-PyObject* outputs(PyObject* self, void*) { return Py_NewRef(work_of(self).outputs); }
+PyObject* outputs(PyObject* self, void*) {
+  PyObject* const found = work_of(self).outputs;
+  return found ? Py_NewRef(found) : PyList_New(0);
+}
 
 PyGetSetDef properties[] = {
     {"_outputs", outputs, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
-PyTypeObject type =
-    handle_type<CallWork>("fastcoll._C.CallWork", deallocate, show, methods, properties);
+PyTypeObject type = handle_type<CallWork>("fastcoll._C.CallWork", deallocate, show, methods,
+                                          properties, nullptr, {traverse, clear});
 
 }  // namespace
 

@@ -19,8 +19,8 @@ namespace {
 
 struct TransferWork {
   PyObject ob_base;
-  Caller caller;                       // whose object this keeps
-  PyObject* kept;                      // the owner of the memory
+  Caller caller;   // whose object this keeps
+  PyObject* kept;  // the owner of the memory; null once the garbage collector has cleared it
   std::shared_ptr<Transfer> transfer;  // null until it is started
 };
 
@@ -80,7 +80,21 @@ PyObject* start_new(PyTypeObject* type, PyObject* args, PyObject*) {
   return object;
 }
 
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  const TransferWork& work = work_of(self);
+  if (work.transfer && !work.transfer->done) return 0;
+  Py_VISIT(work.kept);
+  Py_VISIT(work.caller.object);
+  return 0;
+}
+
+int clear(PyObject* self) {
+  Py_CLEAR(work_of(self).kept);
+  return 0;
+}
+
 void deallocate(PyObject* object) {
+  PyObject_GC_UnTrack(object);
   TransferWork& work = work_of(object);
   if (work.transfer && !work.transfer->done)
     keep_until({work.transfer, &work.transfer->done}, std::exchange(work.kept, nullptr));
@@ -164,7 +178,10 @@ PyObject* show(PyObject* self) {
   return PyUnicode_FromString(text.c_str());
 }
 
-PyObject* kept(PyObject* self, void*) { return Py_NewRef(work_of(self).kept); }
+PyObject* kept(PyObject* self, void*) {
+  PyObject* const found = work_of(self).kept;
+  return Py_NewRef(found ? found : Py_None);
+}
 
 PyGetSetDef properties[] = {
     {"_kept", kept, nullptr, nullptr, nullptr},
@@ -172,7 +189,7 @@ PyGetSetDef properties[] = {
 };
 
 PyTypeObject type = handle_type<TransferWork>("fastcoll._C.TransferWork", deallocate, show, methods,
-                                              properties, start_new);
+                                              properties, start_new, {traverse, clear});
 
 }  // namespace
 

@@ -46,16 +46,27 @@ constexpr PyMethodDef wait_method(const char* doc) {
           METH_FASTCALL | METH_KEYWORDS, doc};
 }
 
+// The references of a handle, as the garbage collector follows them. Not those of a call that goes
+// on: its memory may not go.
+struct Collected {
+  traverseproc traverse = nullptr;  // null: the collector does not know these handles
+  inquiry clear = nullptr;
+};
+
 // The type of handles whose objects are `Handle`. start: makes one for Python; null: only C++ does.
 template <class Handle>
 PyTypeObject handle_type(const char* name, destructor deallocate, reprfunc show,
-                         PyMethodDef* methods, PyGetSetDef* properties, newfunc start = nullptr) {
+                         PyMethodDef* methods, PyGetSetDef* properties, newfunc start = nullptr,
+                         Collected collected = {}) {
   PyTypeObject made = {};
   made.ob_base = {PyObject_HEAD_INIT(nullptr) 0};
   made.tp_name = name;
   made.tp_basicsize = sizeof(Handle);
   made.tp_flags =
       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | (start ? 0 : Py_TPFLAGS_DISALLOW_INSTANTIATION);
+  if (collected.traverse) made.tp_flags |= Py_TPFLAGS_HAVE_GC;
+  made.tp_traverse = collected.traverse;
+  made.tp_clear = collected.clear;
   made.tp_new = start;
   made.tp_dealloc = deallocate;
   made.tp_repr = show;

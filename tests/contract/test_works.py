@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The handles of asynchronous calls: whose they are, and small calls that rest until asked for."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,8 @@ import torch
 
 import fastcoll
 from tests.support.harness import Pool, Pools, Rank, attempt
-from tests.support.verb_calls import VERB_CALLS, nobody
+from tests.support.sites import Site, of_fastcoll
+from tests.support.verb_calls import KNOWN, VERB_CALLS, nobody
 
 # How many tensors a call's Work has, where that is not one: at the root, and on the other ranks.
 NUM_OUTPUTS: dict[str, Callable[[int], tuple[int, int]]] = {
@@ -155,3 +158,62 @@ def give_more_than_there_is_room_for(rank: Rank) -> list[float]:
 
 def test_beginning_a_call_does_not_wait_for_room(pools: Pools) -> None:
     assert pools(2).run(give_more_than_there_is_room_for) == [[float(1 << 18), 6000.0]] * 2
+
+
+def in_cycles(rank: Rank) -> list[str]:
+    """Tensors that have their call's handle, and a group that has one; return what stays."""
+    comm, left, peer = rank.comm, [], (rank.rank + 1) % rank.world_size
+    calls = {name: verb.make for name, verb in VERB_CALLS.items() if verb.is_async}
+    for turn in range(KNOWN + 1):
+        for name, make in calls.items():
+            given, got = VERB_CALLS[name].tensors(rank.world_size)
+            given.work = got.work = make(comm, given, got, async_op=True)
+            given.work.wait()
+            alive = [weakref.ref(one) for one in (given, got)]
+            del given, got
+            gc.collect()
+            left += [f"{name}, turn {turn}" for one in alive if one() is not None]
+        given, got = torch.ones(5), torch.ones(5)
+        given.work, got.work = comm.isend(given, peer), comm.irecv(got)
+        given.work.wait(), got.work.wait()
+        alive = [weakref.ref(one) for one in (given, got)]
+        del given, got
+        gc.collect()
+        left += [f"a transfer, turn {turn}" for one in alive if one() is not None]
+        group = comm.new_group()
+        for _ in range(turn + 1):
+            group.last = group.all_reduce(torch.ones(3), async_op=True)
+            group.last.wait()
+        comm.barrier()
+        alive_group = weakref.ref(group)
+        del group
+        gc.collect()
+        left += [f"a group, turn {turn}"] if alive_group() is not None else []
+    return left
+
+
+@of_fastcoll
+def test_handles_in_cycles_are_collected(site: Site) -> None:
+    assert site.run(in_cycles) == [[]] * site.world
+
+
+def collected_on_the_way(rank: Rank) -> bool:
+    """A call goes on though it is in a cycle that nobody holds any more."""
+    tensor = torch.ones(70_000)
+    for _ in range(KNOWN):
+        rank.comm.all_reduce(tensor)
+    tensor.fill_(1)
+    memory = tensor.numpy()
+    if rank.rank == 1:
+        rank.wait_for("rank 0 has collected")
+    tensor.work = rank.comm.all_reduce(tensor, async_op=True)
+    del tensor
+    gc.collect()
+    if rank.rank == 0:
+        rank.tell("rank 0 has collected")
+    rank.comm.barrier()
+    return bool((memory == rank.world_size).all())
+
+
+def test_a_call_that_goes_on_is_not_collected(pools: Pools) -> None:
+    assert pools(2).run(collected_on_the_way) == [True, True]
