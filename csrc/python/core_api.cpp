@@ -259,7 +259,7 @@ FastcollTransfer* start_transfer(FastcollGroup* group, const FastcollTransferCal
   return reinterpret_cast<FastcollTransfer*>(outcome == kFastcollDone ? handle.release() : nullptr);
 }
 
-void drive_transfers(FastcollGroup* group) { ours(group).drive_transfers(); }
+void drive_transfers(FastcollGroup* group, void (*end)()) { ours(group).drive_transfers(end); }
 
 bool look_at_transfer(FastcollGroup* group, const FastcollTransfer* transfer) {
   return ours(group).look(behind(transfer));

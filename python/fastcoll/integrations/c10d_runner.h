@@ -232,7 +232,7 @@ class Runner : public c10d::Backend {
       auto work =
           c10::make_intrusive<TransferWork>(c10::intrusive_ptr<Runner>::reclaim_copy(this), core_,
                                             started, verb.type, title_of(verb), tensors);
-      if (must_drive) core->drive_transfers(core_);
+      if (must_drive) core->drive_transfers(core_, Dropped::release_soon);
       return work;
     });
   }

@@ -55,6 +55,16 @@ class Dropped {
     num_kept_ = all().size();
   }
 
+  // Let Python's main thread do the next step; this one needs no GIL. Where Python has no room for
+  // one more task of that thread, the next transfer does it.
+  static void release_soon() {
+    const auto task = [](void*) {
+      release();
+      return 0;
+    };
+    Py_AddPendingCall(task, nullptr);
+  }
+
   // Release the tensors of transfers that are over.
   static void release() {
     if (num_kept_ == 0) return;

@@ -142,7 +142,7 @@ struct FastcollTransferCall {
 };
 
 inline constexpr char kFastcollCoreApiName[] = "fastcoll._C.core_api";
-inline constexpr uint32_t kFastcollCoreApiVersion = 10;
+inline constexpr uint32_t kFastcollCoreApiVersion = 11;
 
 struct FastcollCoreApi {
   uint32_t version;
@@ -209,6 +209,7 @@ struct FastcollCoreApi {
   bool (*transfer_is_over)(const FastcollTransfer* transfer);
   int (*peer_of_transfer)(const FastcollTransfer* transfer);  // of one that is over
   void (*drop_transfer)(FastcollTransfer* transfer);          // lets go of the handle
-  // Let a thread move those that are not over. Where there is none their waits do.
-  void (*drive_transfers)(FastcollGroup* group);
+  // Let a thread move those that are not over. Where there is none their waits do. The thread calls
+  // `end`, without the GIL, once all are over.
+  void (*drive_transfers)(FastcollGroup* group, void (*end)());
 };
