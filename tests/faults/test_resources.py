@@ -11,6 +11,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -323,3 +324,19 @@ def test_a_group_that_ends_without_memory_is_gone(fresh_pool: Callable[..., Pool
         assert ended.kind == "DriverError", ended
         assert "no memory to copy its symmetric tensors" in ended.text
         assert [one.kind for one in later] == ["", ""], later
+
+
+def wait_without_threads(rank: Rank) -> Attempt:
+    """A wait for another node that is long enough to ask the store, where no thread can be had."""
+    rank.comm.barrier()
+    if rank.rank == 1:
+        time.sleep(0.5)
+    with no_threads() if rank.rank == 0 else nullcontext():
+        one = attempt(rank.comm.barrier)
+    rank.comm.barrier()
+    return one
+
+
+def test_a_wait_between_nodes_needs_no_thread(fresh_pool: Callable[..., Pool]) -> None:
+    found = fresh_pool(2, Setup(nodes="ab")).run(wait_without_threads)
+    assert [one.kind for one in found] == ["", ""], found

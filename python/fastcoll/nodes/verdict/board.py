@@ -65,6 +65,14 @@ def _own_connection(store: Store, limit_s: float) -> Store:
     return known
 
 
+def _beside(task: Callable[[], object]) -> None:
+    """Ask the store in the background; here where there is no thread for it, as `ask` does."""
+    try:
+        in_background(task)
+    except FastcollError:
+        task()
+
+
 class Board:
     """The store as the group uses it after its making.
 
@@ -136,14 +144,12 @@ class Board:
         """Return the verdict as far as it is known. Reads the store in the background."""
         if self._verdict is None and not self._asking.is_set():
             self._asking.set()
-            in_background(self._look)
+            _beside(self._look)
         return self._verdict
 
     def arrive(self, node: int, sequence: int) -> None:
         """Write, in the background, that a node waits for the others in a call."""
-        in_background(
-            lambda: self._ignore_errors(lambda: self._store.set(f"at/{node}", str(sequence)))
-        )
+        _beside(lambda: self._ignore_errors(lambda: self._store.set(f"at/{node}", str(sequence))))
 
     def missing(self, num_nodes: int, sequence: int) -> list[int] | None:
         """Return the nodes with no entry for a call; None if the store does not answer."""
