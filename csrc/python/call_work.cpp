@@ -79,9 +79,11 @@ PyTypeObject* heir = nullptr;
 
 CallWork& work_of(PyObject* object) { return *reinterpret_cast<CallWork*>(object); }
 
+bool is_over(const CallWork& work) { return work.call && work.call->is_over(); }
+
 int traverse(PyObject* self, visitproc visit, void* arg) {
   const CallWork& work = work_of(self);
-  if (!work.call || !work.call->is_over()) return 0;
+  if (!is_over(work)) return 0;
   Py_VISIT(work.kept);
   Py_VISIT(work.outputs);
   Py_VISIT(work.caller.object);
@@ -90,6 +92,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 
 int clear(PyObject* self) {
   CallWork& work = work_of(self);
+  if (!is_over(work)) return 0;
   Py_CLEAR(work.kept);
   Py_CLEAR(work.outputs);
   return 0;

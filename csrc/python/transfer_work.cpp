@@ -80,23 +80,26 @@ PyObject* start_new(PyTypeObject* type, PyObject* args, PyObject*) {
   return object;
 }
 
+bool goes_on(const TransferWork& work) { return work.transfer && !work.transfer->done; }
+
 int traverse(PyObject* self, visitproc visit, void* arg) {
   const TransferWork& work = work_of(self);
-  if (work.transfer && !work.transfer->done) return 0;
+  if (goes_on(work)) return 0;
   Py_VISIT(work.kept);
   Py_VISIT(work.caller.object);
   return 0;
 }
 
 int clear(PyObject* self) {
-  Py_CLEAR(work_of(self).kept);
+  TransferWork& work = work_of(self);
+  if (!goes_on(work)) Py_CLEAR(work.kept);
   return 0;
 }
 
 void deallocate(PyObject* object) {
   PyObject_GC_UnTrack(object);
   TransferWork& work = work_of(object);
-  if (work.transfer && !work.transfer->done)
+  if (goes_on(work))
     keep_until({work.transfer, &work.transfer->done}, std::exchange(work.kept, nullptr));
   work.transfer.~shared_ptr();
   Py_XDECREF(work.kept);

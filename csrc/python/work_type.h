@@ -46,8 +46,9 @@ constexpr PyMethodDef wait_method(const char* doc) {
           METH_FASTCALL | METH_KEYWORDS, doc};
 }
 
-// The references of a handle, as the garbage collector follows them. Not those of a call that goes
-// on: its memory may not go.
+// The references of a handle, as the garbage collector follows them. Those of a call that goes on
+// are neither told nor cleared: its memory may not go. The collector also clears a handle that a
+// cycle of others holds.
 struct Collected {
   traverseproc traverse = nullptr;  // null: the collector does not know these handles
   inquiry clear = nullptr;

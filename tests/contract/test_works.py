@@ -197,23 +197,33 @@ def test_handles_in_cycles_are_collected(site: Site) -> None:
     assert site.run(in_cycles) == [[]] * site.world
 
 
-def collected_on_the_way(rank: Rank) -> bool:
-    """A call goes on though it is in a cycle that nobody holds any more."""
+def collected_on_the_way(rank: Rank, calls: bool, has_handle: bool) -> list[bool]:
+    """A call, or a receive, goes on though its handle is in a cycle that nobody holds any more."""
+    comm, told = rank.comm, f"rank 0 has collected: {calls}, {has_handle}"
     tensor = torch.ones(70_000)
     for _ in range(KNOWN):
-        rank.comm.all_reduce(tensor)
+        comm.all_reduce(tensor)
     tensor.fill_(1)
-    memory = tensor.numpy()
     if rank.rank == 1:
-        rank.wait_for("rank 0 has collected")
-    tensor.work = rank.comm.all_reduce(tensor, async_op=True)
-    del tensor
+        rank.wait_for(told)
+        comm.all_reduce(tensor) if calls else comm.send(tensor, 0)
+        comm.barrier()
+        return []
+    memory, alive = tensor.numpy(), weakref.ref(tensor)
+    work = comm.all_reduce(tensor, async_op=True) if calls else comm.irecv(tensor, 1)
+    if has_handle:
+        tensor.work = work
+    cycle = [work]
+    cycle.append(cycle)
+    del tensor, work, cycle
     gc.collect()
-    if rank.rank == 0:
-        rank.tell("rank 0 has collected")
-    rank.comm.barrier()
-    return bool((memory == rank.world_size).all())
+    is_kept = alive() is not None
+    rank.tell(told)
+    comm.barrier()
+    return [is_kept, bool((memory == (2 if calls else 1)).all())]
 
 
-def test_a_call_that_goes_on_is_not_collected(pools: Pools) -> None:
-    assert pools(2).run(collected_on_the_way) == [True, True]
+@pytest.mark.parametrize("has_handle", [True, False])  # else the collector clears the handle
+@pytest.mark.parametrize("calls", [True, False])
+def test_a_call_that_goes_on_is_not_collected(pools: Pools, calls: bool, has_handle: bool) -> None:
+    assert pools(2).run(collected_on_the_way, calls, has_handle)[0] == [True, True]
