@@ -6,6 +6,7 @@ program here is a function of a rank that knows nothing of its backend; it must 
 returns on Gloo.
 """
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.distributed._functional_collectives as funcol
 import fastcoll
 from tests.support.backends import Program, in_cpp, on_backend, same
 from tests.support.harness import Attempt, Pools, Rank, attempt
+from tests.support.launched import free_port
 
 
 def test_a_single_wrong_element_is_seen() -> None:
@@ -278,3 +280,32 @@ def with_functions(rank: Rank) -> list[float]:
 
 def test_our_functions_on_a_group_of_this_backend(bare_pools: Any) -> None:
     assert bare_pools(2).run(on_backend, "fastcoll", with_functions) == [[6.0, 1.0]] * 2
+
+
+# ---- groups made anew ----------------------------------------------------------------------------
+
+
+def made_anew(rank: Rank, port: int) -> list[float]:
+    """Groups at one address, one behind the other; rank 0 leaves each of them last."""
+    found = []
+    for _ in range(3):
+        dist.init_process_group(
+            "fastcoll",
+            f"tcp://127.0.0.1:{port}",
+            timeout=timedelta(seconds=10),
+            rank=rank.rank,
+            world_size=rank.world_size,
+        )
+        try:
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor)
+            found.append(tensor.item())
+            dist.barrier()
+            time.sleep(0.03 if rank.rank == 0 else 0)  # less than the others wait for it
+        finally:
+            dist.destroy_process_group()
+    return found
+
+
+def test_a_new_group_does_not_meet_the_old_ones_store(backend_pools: Pools) -> None:
+    assert backend_pools(2).run(made_anew, free_port()) == [[2.0] * 3] * 2

@@ -92,13 +92,14 @@ def find_compiled(comm: BaseGroup, timeout_s: float) -> ModuleType | None:
 
 
 def _serve(
-    store: dist.Store, made: Prepared, global_ranks: Sequence[int] = ()
+    store: dist.Store, made: Prepared, global_ranks: Sequence[int] | None = None
 ) -> FastcollProcessGroup | dist.Backend:
-    """Return what torch gets of a group."""
+    """Return what torch gets of a group; torch names no ranks of its default group."""
     comm, compiled = made.comm, made.compiled
     kind = ProfiledProcessGroup if compiled is None else FastcollProcessGroup
     group = kind(comm, store, made.events)
-    group.global_ranks = global_ranks
+    group.is_default = global_ranks is not None and not global_ranks
+    group.global_ranks = global_ranks or ()
     if compiled is None:
         serve_python_groups()
         return group

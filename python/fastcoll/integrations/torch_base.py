@@ -6,6 +6,8 @@ Decides which answers torch gets about a group, and which handles of calls are k
 the verbs.
 """
 
+import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -16,10 +18,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 from torch.distributed import ProcessGroup
 
+from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.transfer_work import TransferWork
 from fastcoll.calls.work import Work
-from fastcoll.errors import UnsupportedError
+from fastcoll.errors import FastcollError, UnsupportedError
 from fastcoll.group.communicator import Communicator
 from fastcoll.integrations.torch_work import TorchWork
 from fastcoll.types import Numerics
@@ -30,6 +33,12 @@ GLOO = "gloo"
 # fixes no order of a sum. Only so may the switch or NCCL add, which is quicker on NVSwitch.
 NUMERICS_ON_GPUS: Numerics = "fast"
 _KEPT_BYTES = 64  # so that no tensor of size outlives its use
+# The process of rank 0 has the server of torch's store, and ends it with its default group. A rank
+# that left sooner, and makes its groups anew, would meet that old server. So the others wait up to
+# this long for rank 0 to leave, and then for its process to free the groups. Gloo takes 10 ms.
+_BEHIND_FIRST_S = 0.1
+_FREEING_S = 0.01
+_LOOK_S = 0.0005
 
 
 def connect_ranks(
@@ -55,6 +64,7 @@ class BaseProcessGroup(ProcessGroup):
         self.communicator = comm
         self.events = events  # GLOO: in a profile its calls have the names of Gloo's
         self.global_ranks: Sequence[int] = ()  # as torch named them when it made the group
+        self.is_default = False  # torch's default group
         self._store = store
         self._name = comm.name
         self._desc = "undefined"
@@ -164,8 +174,19 @@ class BaseProcessGroup(ProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Leave the group; queued calls are completed first."""
+        """Leave the group, if it is torch's default behind rank 0; queued calls end first."""
+        if self.is_default and self.rank() != 0 and not self.communicator.closed:
+            self._let_first_leave()
         self.communicator.close()
+
+    def _let_first_leave(self) -> None:
+        deadline = Deadline(_BEHIND_FIRST_S)
+        with contextlib.suppress(FastcollError):  # a broken group tells nothing of its ranks
+            while isinstance(self.communicator, Communicator) and not deadline.passed():
+                if self.communicator.peer_is_gone(0):
+                    time.sleep(_FREEING_S)
+                    break
+                time.sleep(_LOOK_S)
 
     def split(self, store: dist.Store, ranks: Sequence[int], name: str, timeout_s: float) -> Any:
         """Make a group of some ranks of this one; None on the others. Collective over them."""
