@@ -30,6 +30,8 @@ NOT_OF_GLOO = (
 )
 # Gloo does not give its operator what it was given.
 OF_GLOO_ALONE = ("aten.split.Tensor", "aten.copy_.default")
+# On Gloo they have no kernel for meta tensors, or no tensor.
+NOT_OF_META = ("all_reduce_coalesced", "batch_isend_irecv", "barrier")
 NAMES = [name for name, call in VERB_CALLS.items() if call.in_torch and name not in NOT_OF_GLOO]
 
 
@@ -109,6 +111,22 @@ def of_a_class(rank: Rank) -> Any:
     return first, tensor.inner.tolist(), [one.inner.tolist() for one in parts]
 
 
+def of_meta(rank: Rank) -> Any:
+    """No call of tensors without elements is made: rank 1 makes none at all."""
+    group, works = TorchGroup(rank.rank, rank.world_size), []
+    for name in NAMES if rank.rank == 0 else ():
+        if name in NOT_OF_META:
+            continue
+        given, got = (one.to("meta") for one in VERB_CALLS[name].tensors(rank.world_size))
+        works.append((name, VERB_CALLS[name].make(group, given, got) is None))
+        if VERB_CALLS[name].is_async:
+            work = VERB_CALLS[name].make(group, given, got, async_op=True)
+            works.append((name, work is None or work.wait()))
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    return works, tensor.tolist()
+
+
 def numbers(rank: Rank) -> list[int]:
     """The sequence number after each of some calls."""
     group: Any = dist.group.WORLD
@@ -130,7 +148,7 @@ def differences(found: list[Any], wanted: list[Any]) -> list[Any]:
     return [(name, a[name], b[name]) for a, b in rows for name in a if a[name] != b[name]]
 
 
-PROGRAMS: list[Program] = [each_verb, counted, kept_back, of_a_class, numbers]
+PROGRAMS: list[Program] = [each_verb, counted, kept_back, of_a_class, of_meta, numbers]
 
 
 @pytest.fixture(scope="module")

@@ -45,21 +45,35 @@ _MODES_OF_TORCH = ("FAKE", "PROXY", "FUNCTIONAL")
 
 
 def is_watched(args: Sequence[Any]) -> bool:
-    """Return whether a mode, or the class of a tensor in `args`, is to see a call's operator."""
-    return _CAN_BE_WATCHED and (_len_torch_dispatch_stack() > 0 or _have_class(args))
+    """Return whether a call is to be seen as its operator: by a mode, or for a tensor in `args`.
+
+    A tensor of a class is for that class to see. Torch makes no call of meta tensors.
+    """
+    return _CAN_BE_WATCHED and (_len_torch_dispatch_stack() > 0 or _any(args, _is_seen))
 
 
-def _have_class(given: Sequence[Any]) -> bool:
+def _any(given: Sequence[Any], has: Callable[[Any], bool]) -> bool:
+    """Return whether a tensor, also in lists, has something."""
     for one in given:  # each call of a Python group comes here
         kind = type(one)
-        if kind in _PLAIN:
-            continue
         if kind is list or kind is tuple:
-            if _have_class(one):
+            if _any(one, has):
                 return True
-        elif isinstance(one, TensorBase) and _dispatch_keys(one).has(DispatchKey.Python):  # type: ignore[arg-type]
+        elif isinstance(one, TensorBase) and has(one):
             return True
     return False
+
+
+def _is_meta(tensor: torch.Tensor) -> bool:
+    return tensor.is_meta
+
+
+def _has_class(tensor: torch.Tensor) -> bool:
+    return type(tensor) not in _PLAIN and _dispatch_keys(tensor).has(DispatchKey.Python)
+
+
+def _is_seen(tensor: torch.Tensor) -> bool:
+    return tensor.is_meta or _has_class(tensor)
 
 
 def through_dispatcher(
@@ -119,14 +133,19 @@ class _Lowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Carry out the call, unless a mode or class of torch's has still to see it."""
+        """Carry out the call, unless a mode or class of torch's has still to see it.
+
+        Calls of meta tensors remain torch's: it has kernels for them, which move nothing.
+        """
         del types
         keys = (getattr(_TorchDispatchModeKey, name) for name in _MODES_OF_TORCH)
         is_torchs = any(_get_dispatch_mode(key) is not None for key in keys)
         if func.namespace != _NAMESPACE or is_torchs:
             return func(*args, **(kwargs or {}))
-        if _have_class(args):
+        if _any(args, _has_class):
             return NotImplemented  # the class comes next, and then this mode again
+        if _any(args, _is_meta):
+            return func(*args, **(kwargs or {}))
         self.has_run = True
         given, options = self._with_tensors(args)
         self.work = self._carry_out(*given, **options)
