@@ -8,6 +8,7 @@ import random
 import warnings
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -36,6 +37,9 @@ def sums(rank: Rank, groups: list[list[int]]) -> list[Any]:
             assert tensor.tolist() == [rank.rank] * 5
             assert all("not in the group" in str(one.message) for one in caught)
             assert [one.filename for one in caught] == [__file__] * 2
+            assert group.stats() == {}
+            with pytest.raises(fastcoll.UsageError, match="not in the group"):
+                _ = group.timeout_s
             results.append(None)
     return results
 

@@ -326,6 +326,27 @@ def test_a_group_that_ends_without_memory_is_gone(fresh_pool: Callable[..., Pool
         assert [one.kind for one in later] == ["", ""], later
 
 
+def shrink_without_memory(rank: Rank) -> list[Attempt]:
+    """Rank 0 has memory for the new group, but not for its symmetric tensors of the old one."""
+    kept = rank.comm.empty(75 << 20)
+    made: list[Any] = []
+    with little_memory(6) if rank.rank == 0 else nullcontext():
+        attempts = [attempt(lambda: made.append(rank.comm.shrink()))]
+    attempts += [attempt(group.barrier) for group in made]
+    del kept
+    return attempts
+
+
+def test_a_rank_that_cannot_leave_its_old_group_leaves_the_new_one(
+    fresh_pool: Callable[..., Pool],
+) -> None:
+    [alone], [made, lost] = fresh_pool(2).run(shrink_without_memory)
+    assert alone.kind == "DriverError" and "symmetric tensors" in alone.text, alone
+    assert made.kind == "", made
+    assert lost.kind == "PeerLostError" and lost.ranks == (0,), lost
+    assert lost.seconds < LATE_S, lost
+
+
 def wait_without_threads(rank: Rank) -> Attempt:
     """A wait for another node that is long enough to ask the store, where no thread can be had."""
     rank.comm.barrier()

@@ -82,6 +82,12 @@ def test_a_number_of_ranks_that_is_none_is_refused(ranks: Any) -> None:
         fastcoll.launch(time.sleep, 0, ranks=ranks)
 
 
+@pytest.mark.parametrize("limit_s", [0, -1, float("nan")])
+def test_a_limit_that_is_none_is_refused(limit_s: float) -> None:
+    with pytest.raises(fastcoll.UsageError, match="a positive number of seconds"):
+        fastcoll.launch(time.sleep, 0, timeout_s=limit_s)
+
+
 def test_an_argument_that_cannot_be_sent_is_refused() -> None:
     with pytest.raises(fastcoll.UsageError, match="pickle"):
         fastcoll.launch(print, sys.stdout)

@@ -127,13 +127,20 @@ class BaseGroup(ObjectMethods):
     def shrink(self, *, timeout_s: float | None = None) -> "BaseGroup":
         """See `fastcoll.shrink`; this group is closed, also if this raises."""
         limit_s = self._settings.limit_of(timeout_s)
+        made = None
         try:
             # All ranks have to leave the calls of this group, also if nothing broke it so far.
             self.abort("it calls shrink()")
             self._queue.join()
-            return self._of_survivors(limit_s)
+            made = self._of_survivors(limit_s)
         finally:
-            self.close()
+            try:
+                self.close()
+            except BaseException:
+                if made is not None:
+                    made.close()  # the others hear that this rank is gone
+                raise
+        return made
 
     def _of_survivors(self, limit_s: float) -> "BaseGroup":
         """Return a group of the ranks that are left. Collective over those."""
@@ -243,10 +250,15 @@ class NonMember(BaseGroup):
 
     check = abort = set_limit = set_timeout = close = _ignore
 
+    def stats(self) -> dict[str, VerbStats]:
+        """Nothing: no call was made."""
+        return {}
+
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise UsageError(f'this rank is not in the group "{self.name}"')
 
     empty = new_group = shrink = _refuse  # of which a rank needs the result
+    timeout_s = property(_refuse)
 
 
 def _nothing(verb: str, result: int | None = None) -> Callable[..., int | None]:

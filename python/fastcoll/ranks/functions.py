@@ -45,10 +45,13 @@ def launch(
             traceback. The other ranks are ended.
         PeerLostError: A rank ended before it returned; `ranks` names it.
         CollectiveTimeout: The limit passed; `ranks` are those that had not returned.
-        UsageError: The function or an argument can't be pickled, or `ranks` is out of range.
+        UsageError: The function or an argument can't be pickled. Or `ranks` or `timeout_s` is out
+            of range.
     """
     if not isinstance(ranks, int) or not 1 <= ranks <= _MOST_RANKS:
         raise UsageError(f"launch: ranks={ranks!r} must be a whole number from 1 to {_MOST_RANKS}")
+    if timeout_s is not None and not timeout_s > 0:  # NaN, too
+        raise UsageError(f"launch: timeout_s={timeout_s!r} must be a positive number of seconds")
     results: dict[int, Any] = {}
     errors: list[BaseException] = []
 
