@@ -174,7 +174,7 @@ class BaseProcessGroup(ProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Leave the group, if it is torch's default behind rank 0; queued calls end first."""
+        """Leave the group; queued calls end first. Torch's default group is left behind rank 0."""
         if self.is_default and self.rank() != 0 and not self.communicator.closed:
             self._let_first_leave()
         self.communicator.close()

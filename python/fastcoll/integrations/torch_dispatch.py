@@ -47,17 +47,18 @@ _MODES_OF_TORCH = ("FAKE", "PROXY", "FUNCTIONAL")
 def is_watched(args: Sequence[Any]) -> bool:
     """Return whether a call is to be seen as its operator: by a mode, or for a tensor in `args`.
 
-    A tensor of a class is for that class to see. Torch makes no call of meta tensors.
+    A tensor of a class is for that class to see. Calls of meta tensors are for torch, which moves
+    nothing.
     """
-    return _CAN_BE_WATCHED and (_len_torch_dispatch_stack() > 0 or _any(args, _is_seen))
+    return _CAN_BE_WATCHED and (_len_torch_dispatch_stack() > 0 or _has_any(args, _is_seen))
 
 
-def _any(given: Sequence[Any], has: Callable[[Any], bool]) -> bool:
+def _has_any(given: Sequence[Any], has: Callable[[Any], bool]) -> bool:
     """Return whether a tensor, also in lists, has something."""
     for one in given:  # each call of a Python group comes here
         kind = type(one)
         if kind is list or kind is tuple:
-            if _any(one, has):
+            if _has_any(one, has):
                 return True
         elif isinstance(one, TensorBase) and has(one):
             return True
@@ -142,9 +143,9 @@ class _Lowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_torchs = any(_get_dispatch_mode(key) is not None for key in keys)
         if func.namespace != _NAMESPACE or is_torchs:
             return func(*args, **(kwargs or {}))
-        if _any(args, _has_class):
+        if _has_any(args, _has_class):
             return NotImplemented  # the class comes next, and then this mode again
-        if _any(args, _is_meta):
+        if _has_any(args, _is_meta):
             return func(*args, **(kwargs or {}))
         self.has_run = True
         given, options = self._with_tensors(args)

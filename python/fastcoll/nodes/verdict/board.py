@@ -65,7 +65,7 @@ def _own_connection(store: Store, limit_s: float) -> Store:
     return known
 
 
-def _beside(task: Callable[[], object]) -> None:
+def _run_beside(task: Callable[[], object]) -> None:
     """Ask the store in the background; here where there is no thread for it, as `ask` does."""
     try:
         in_background(task)
@@ -144,12 +144,14 @@ class Board:
         """Return the verdict as far as it is known. Reads the store in the background."""
         if self._verdict is None and not self._asking.is_set():
             self._asking.set()
-            _beside(self._look)
+            _run_beside(self._look)
         return self._verdict
 
     def arrive(self, node: int, sequence: int) -> None:
         """Write, in the background, that a node waits for the others in a call."""
-        _beside(lambda: self._ignore_errors(lambda: self._store.set(f"at/{node}", str(sequence))))
+        _run_beside(
+            lambda: self._ignore_errors(lambda: self._store.set(f"at/{node}", str(sequence)))
+        )
 
     def missing(self, num_nodes: int, sequence: int) -> list[int] | None:
         """Return the nodes with no entry for a call; None if the store does not answer."""
