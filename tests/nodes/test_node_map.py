@@ -15,7 +15,7 @@ import torch
 import fastcoll
 from fastcoll.bootstrap import identity
 from fastcoll.bootstrap.identity import Hello, Terms, describe_rank, map_nodes, why_apart
-from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.errors import UsageError
 from tests.support.harness import Attempt, Rank, Setup, attempt
 from tests.support.launched import free_port
 
@@ -60,10 +60,42 @@ def test_a_shared_id_on_two_machines_is_refused() -> None:
         map_nodes([first, dataclasses.replace(second, machine="another")])
 
 
-def test_too_many_ranks_on_a_node_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="64"):
-        map_nodes(hellos("a" * 65))
-    assert map_nodes(hellos("a" * 64 + "b")).num_nodes == 2
+@pytest.mark.parametrize(
+    ("nodes", "sizes", "ids"),
+    [
+        ("a" * 64 + "b", [64, 1], "ab"),
+        ("a" * 65, [32, 33], "aa"),
+        ("a" * 192, [64, 64, 64], "aaa"),
+        ("b" + "a" * 65 + "b", [2, 32, 33], "baa"),
+    ],
+)
+def test_a_machine_of_many_ranks_is_several_nodes(nodes: str, sizes: list[int], ids: str) -> None:
+    node_map = map_nodes(hellos(nodes))
+    assert [*map(len, node_map.nodes)] == sizes
+    assert (node_map.ids, node_map.hosts) == (tuple(ids),) * 2
+    assert sorted(node_map.places) == [*range(len(nodes))]
+
+
+def in_halves(rank: Rank) -> list[Any]:
+    """A machine of four ranks, of which three share memory at most: its group, and parts of it."""
+    who = {"rank": rank.rank, "world_size": rank.world_size, "timeout_s": 10}
+    with patch.object(identity, "_MOST_RANKS", 3), fastcoll.init(store=rank.store, **who) as comm:
+        found = [comm.node_map.nodes]
+        for ranks in ([0, 1, 2, 3], [1, 2, 3]):
+            part = comm.new_group(ranks)
+            if rank.rank in ranks:
+                tensor = torch.full((5000,), float(rank.rank))
+                part.all_reduce(tensor)
+                found.append((type(part).__name__, tensor[-1].item()))
+                part.close()
+        return found
+
+
+def test_a_part_of_such_a_machine_shares_memory_where_it_fits(fresh_pool: Any) -> None:
+    whole, part = ("HierarchicalCommunicator", 6.0), ("Communicator", 6.0)
+    first, *others = fresh_pool(4, Setup(init=False)).run(in_halves)
+    assert first == [((0, 1), (2, 3)), whole]
+    assert others == [[((0, 1), (2, 3)), whole, part]] * 3
 
 
 def test_carriers_must_agree_only_where_there_is_a_hop() -> None:

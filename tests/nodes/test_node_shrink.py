@@ -95,7 +95,7 @@ def until_lost_or_out(rank: Rank, numel: int) -> list[Any]:
     return found
 
 
-MAP = NodeMap(((0, 1), (2,), (3,)), ("a", "b", "c"))
+MAP = NodeMap(((0, 1), (2,), (3,)), ("a", "b", "c"), ("a", "b", "c"))
 
 
 def leaders(coming: dict[int, list[int]], lost: list[int], limit_s: float) -> list[Survivors]:
@@ -119,7 +119,7 @@ def test_nodes_that_come_all_go_on() -> None:
     first, *others = leaders({0: [1], 1: [2], 2: [3]}, [0], limit_s=60)
     assert first.ranks == [1, 2, 3]
     assert all(other == first for other in others)
-    assert first.node_map(MAP) == NodeMap(((0,), (1,), (2,)), ("a", "b", "c"))
+    assert first.node_map(MAP) == NodeMap(((0,), (1,), (2,)), ("a", "b", "c"), ("a", "b", "c"))
 
 
 def test_a_node_that_does_not_come_is_waited_for_to_the_limit() -> None:
@@ -127,7 +127,7 @@ def test_a_node_that_does_not_come_is_waited_for_to_the_limit() -> None:
     found = leaders({0: [0, 1], 2: [3]}, [], limit_s=0.5)
     assert time.monotonic() - start >= 0.5
     assert [one.ranks for one in found] == [[0, 1, 3]] * 2
-    assert found[0].node_map(MAP) == NodeMap(((0, 1), (2,)), ("a", "c"))
+    assert found[0].node_map(MAP) == NodeMap(((0, 1), (2,)), ("a", "c"), ("a", "c"))
 
 
 class Stopped(Board):

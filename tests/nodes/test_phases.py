@@ -21,9 +21,9 @@ from fastcoll.nodes.lanes import Lanes, Segment
 from fastcoll.nodes.packets import Header
 from fastcoll.types import DType, Op, Verb
 
-TWO = NodeMap(((0, 1), (2, 3)), ("a", "b"))
-UNEVEN = NodeMap(((0, 1, 2), (3,)), ("a", "b"))
-THREE = NodeMap(((0, 3), (1,), (2,)), ("a", "b", "c"))
+TWO = NodeMap(((0, 1), (2, 3)), ("a", "b"), ("a", "b"))
+UNEVEN = NodeMap(((0, 1, 2), (3,)), ("a", "b"), ("a", "b"))
+THREE = NodeMap(((0, 3), (1,), (2,)), ("a", "b", "c"), ("a", "b", "c"))
 SMALL, LARGE, SEGMENTS = 8, 40_000, 500_000  # elements: a packet, one segment, three
 SEGMENT_BYTES = 800_000
 
@@ -281,7 +281,8 @@ def test_only_the_roots_node_gets_the_result(node_map: NodeMap) -> None:
 @pytest.mark.parametrize("excess", [0, 4])
 def test_short_chunks_go_whole_and_no_others(num_nodes: int, excess: int) -> None:
     """Short by what a node gives to all others: it costs less than a trip."""
-    node_map = NodeMap(tuple((rank,) for rank in range(num_nodes)), tuple("abcd"[:num_nodes]))
+    names = tuple("abcd"[:num_nodes])
+    node_map = NodeMap(tuple((rank,) for rank in range(num_nodes)), names, names)
     short_bytes = (64 << 10) // (num_nodes - 1) // 4 * 4
     numel = (short_bytes + excess) // 4
     monkey = pytest.MonkeyPatch()

@@ -13,8 +13,8 @@ from fastcoll.types import Verb
 from tests.nodes import test_phases
 from tests.nodes.test_phases import LARGE, SMALL, TWO, VERBS, Entry, problems, run
 
-ALONE = NodeMap(((0,), (1,), (2,)), ("a", "b", "c"))
-THREE_PAIRS = NodeMap(((0, 1), (2, 3), (4, 5)), ("a", "b", "c"))
+ALONE = NodeMap(((0,), (1,), (2,)), ("a", "b", "c"), ("a", "b", "c"))
+THREE_PAIRS = NodeMap(((0, 1), (2, 3), (4, 5)), ("a", "b", "c"), ("a", "b", "c"))
 NUMEL = 3 * LARGE  # in whole shards
 
 

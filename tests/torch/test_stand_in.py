@@ -104,6 +104,21 @@ def test_ranks_on_several_machines_have_gloo(fresh_pool: Callable[..., Pool], ba
     assert "their ranks are on several machines (node 0" in line
 
 
+def on_a_large_machine(rank: Rank) -> tuple[list[str], list[str]]:
+    """Three ranks of a machine, of which two share memory at most."""
+    with patch.object(identity, "_MOST_RANKS", 2):
+        return ask_for_gloo(rank, kinds)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_many_ranks_of_a_machine_are_served(fresh_pool: Callable[..., Pool], backend: str) -> None:
+    pool = fresh_pool(3, Setup(False, env={"FASTCOLL_TORCH_BACKEND": backend}))
+    rows = pool.run(on_a_large_machine, deadline_s=COMPILE_S)
+    nodes = KINDS["python"]  # which serves several nodes on both backends
+    assert [found for found, _ in rows] == [[nodes, nodes, KINDS[backend]]] * 2 + [[nodes, nodes]]
+    assert [line for _, said in rows for line in said] == []
+
+
 def of_another_version(rank: Rank) -> list[str]:
     identity.library_version = lambda: f"0.{rank.rank}"
     return kinds(rank)

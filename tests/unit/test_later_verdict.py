@@ -56,7 +56,8 @@ def make_watch(verdict_sequence: int) -> tuple[watch.Watch, Node]:
     board.decide_verdict(AbortedError("the other node's", [1]), verdict_sequence)
     while board.verdict() is None:
         time.sleep(0.001)
-    made = watch.Watch("default", 0, NodeMap(((0,), (1,)), ("a", "b")), node, board)  # type: ignore[arg-type]
+    node_map = NodeMap(((0,), (1,)), ("a", "b"), ("a", "b"))
+    made = watch.Watch("default", 0, node_map, node, board)  # type: ignore[arg-type]
     made.begin(CALL, "all_reduce")
     made.late = lambda _: AssertionError("waited to the limit")  # type: ignore
     return made, node
@@ -84,7 +85,8 @@ def test_a_timeout_leaves_an_earlier_calls_rank_a_moment_to_name_the_missing(
     monkeypatch.setattr(watch, "GRACE_S", 0.5)
     board, node = Board(HashStore(), "nonce"), Node()
     ranks = tuple((rank,) for rank in range(num_nodes))
-    node_map = NodeMap(ranks, ("a", "b", "c")[:num_nodes])
+    names = ("a", "b", "c")[:num_nodes]
+    node_map = NodeMap(ranks, names, names)
     made = watch.Watch("default", 0, node_map, node, board)  # type: ignore[arg-type]
     made.begin(CALL, "barrier")
     if num_nodes == 3:

@@ -79,7 +79,6 @@ def init(
     Raises:
         UsageError: There is a default group already, nothing names the ranks, or a group that
             exists is given an argument that only making one takes.
-        UnsupportedError: There are more than 64 ranks on one node.
         CollectiveTimeout: A rank did not come.
     """
     settings = resolve(timeout_s, numerics, carrier, gpu_timeout_s, gpu_report_s)

@@ -45,7 +45,6 @@ def connect(
         The group; None on ranks that are not in it.
 
     Raises:
-        UnsupportedError: There are too many ranks on one node.
         UsageError: Versions, users, numerics or carriers differ between the ranks.
         DesyncError: The ranks gave different `members`.
         CollectiveTimeout: A rank did not come within the limit.

@@ -9,17 +9,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fastcoll import env
 from fastcoll.bootstrap.node_map import NodeMap
 from fastcoll.bootstrap.os_errors import explain
-from fastcoll.errors import DriverError, UnsupportedError, UsageError
+from fastcoll.errors import DriverError, UsageError
 from fastcoll.machine.cpu import affinity, cpu_quota
 from fastcoll.native import _C
 
 _EXCUSE = "could not come"
+_MOST_RANKS = _C.K_MAX_WORLD  # that share one region
 
 
 def library_version() -> str:
@@ -157,15 +159,15 @@ def _checked(rank: int, row: dict[str, Any], form: dict[str, Any]) -> Hello:
 def map_nodes(hellos: Sequence[Hello]) -> NodeMap:
     """Return which ranks share memory, and check that those do fit together.
 
-    Every rank comes to the same verdict.
+    A machine of more ranks than share one region is several nodes. Every rank comes to the same
+    verdict.
 
     Raises:
         UsageError: Ranks of one node are on different machines or of different users, or there are
             several nodes and the ranks want different carriers.
-        UnsupportedError: A node has too many ranks.
     """
-    nodes = list(_by_value([hello.node for hello in hellos]).values())
-    for ranks in nodes:
+    nodes: list[tuple[int, ...]] = []
+    for ranks in _by_value([hello.node for hello in hellos]).values():
         here = [hellos[rank] for rank in ranks]
         if len({hello.machine for hello in here}) > 1:
             sides = "; ".join(f"rank {rank} in {hellos[rank].machine}" for rank in ranks)
@@ -173,15 +175,24 @@ def map_nodes(hellos: Sequence[Hello]) -> NodeMap:
                 f"ranks {ranks} have FASTCOLL_NODE_ID={here[0].node!r}, but not all of them can "
                 f"share memory: {sides}. Give each machine or container an id of its own"
             )
-        if len(ranks) > _C.K_MAX_WORLD:
-            raise UnsupportedError(
-                f"a group has at most {_C.K_MAX_WORLD} ranks on one node, not {len(ranks)}"
-            )
         _require_equal([f"uid {hello.uid}" for hello in here], "users", ranks)
+        nodes += _split(ranks)
     if len(nodes) > 1:
         _require_equal([hello.hop for hello in hellos], "ways between nodes")
-    hosts = tuple(hellos[ranks[0]].host for ranks in nodes)
-    return NodeMap(tuple(map(tuple, nodes)), hosts)
+    nodes.sort()
+    firsts = [hellos[ranks[0]] for ranks in nodes]
+    hosts, ids = (tuple(getattr(one, name) for one in firsts) for name in ("host", "node"))
+    return NodeMap(tuple(nodes), hosts, ids)
+
+
+def _split(ranks: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the ranks of a machine as the fewest nodes, of equal size but for one rank.
+
+    A node has ranks that follow each other: launchers give these to one socket.
+    """
+    num_nodes = -(-len(ranks) // _MOST_RANKS)
+    bounds = [len(ranks) * node // num_nodes for node in range(num_nodes + 1)]
+    return [tuple(ranks[first:end]) for first, end in pairwise(bounds)]
 
 
 def why_apart(hellos: Sequence[Hello]) -> str:
@@ -216,11 +227,12 @@ def require_same_nodes(hellos: Sequence[Hello], ranks: Sequence[int], before: No
     Raises:
         UsageError: They do not.
     """
-    found = [
-        [ranks[at] for at in some] for some in _by_value([one.node for one in hellos]).values()
-    ]
-    was = [there for some in before.nodes if (there := [rank for rank in some if rank in ranks])]
-    if sorted(found) != sorted(was):
+    ids = [before.ids[before.places[rank][0]] for rank in ranks]
+    was, found = (
+        sorted(sorted(ranks[at] for at in some) for some in _by_value(names).values())
+        for names in (ids, [one.node for one in hellos])
+    )
+    if found != was:
         raise UsageError(
             f"the nodes of this group are ranks {was}, but its processes say by now that they are "
             f"{found}. Give FASTCOLL_NODE_ID its value before init() and leave it, and leave the "

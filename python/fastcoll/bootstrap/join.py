@@ -83,7 +83,6 @@ def join(
     Raises:
         UsageError: Versions, users, numerics or carriers differ between the ranks, or their nodes
             are others than in the group that they are of.
-        UnsupportedError: There are too many ranks on one node.
         DesyncError: The ranks gave different `members`.
         CollectiveTimeout: A rank did not come within the limit.
         PeerLostError: A rank died on the way.

@@ -21,6 +21,7 @@ class NodeMap:
     # The ranks of each node, ascending; nodes are in the order of their lowest rank.
     nodes: tuple[tuple[int, ...], ...]
     hosts: tuple[str, ...]  # the name of each node's host
+    ids: tuple[str, ...]  # FASTCOLL_NODE_ID or the machine; equal where one has too many ranks
 
     @cached_property
     def places(self) -> dict[int, tuple[int, int]]:

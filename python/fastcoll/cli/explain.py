@@ -117,8 +117,8 @@ def _explain_here(
         )
     if world_size > _C.K_MAX_WORLD:
         raise UnsupportedError(
-            f"{world_size} ranks: a group has at most {_C.K_MAX_WORLD} on one machine; "
-            "--topology and --network tell of more machines"
+            f"{world_size} ranks: at most {_C.K_MAX_WORLD} share a region, and more are several "
+            "nodes, which --topology and --network describe"
         )
     tuned = tuning.find()
     cell = make_cell(verb, "float32", "sum", size_bytes, world_size)

@@ -126,9 +126,9 @@ class _OneMachine(StoreExchange):
         rows = super().gather(facts, deadline)
         try:
             nodes = map_nodes(meet(rows))
-        except FastcollError as error:  # of another version, or too many; every rank raises it
+        except FastcollError as error:  # of another version or user; every rank raises it
             raise _GlooServesError("they can't be one group of fastcoll", str(error)) from None
-        if nodes.num_nodes > 1:
+        if len({*nodes.ids}) > 1:
             raise _GlooServesError("their ranks are on several machines", nodes.describe())
         return rows
 

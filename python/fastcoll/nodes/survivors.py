@@ -46,11 +46,10 @@ class Survivors:
     def node_map(self, before: NodeMap) -> NodeMap:
         new_ranks = {rank: number for number, rank in enumerate(self.ranks)}
         rows = [
-            (tuple(new_ranks[rank] for rank in ranks if rank in new_ranks), host)
-            for ranks, host in zip(before.nodes, before.hosts, strict=True)
+            (tuple(new_ranks[rank] for rank in ranks if rank in new_ranks), host, name)
+            for ranks, host, name in zip(before.nodes, before.hosts, before.ids, strict=True)
         ]
-        nodes, hosts = zip(*sorted(row for row in rows if row[0]), strict=True)
-        return NodeMap(nodes, hosts)
+        return NodeMap(*zip(*sorted(row for row in rows if row[0]), strict=True))
 
 
 def report_node(board: Board, node: int) -> None:

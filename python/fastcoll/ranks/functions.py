@@ -18,7 +18,7 @@ from fastcoll.ranks.output import Sink
 from fastcoll.ranks.processes import Program, Ranks
 
 T = TypeVar("T")
-_MOST_RANKS = 64
+_MOST_RANKS = 1024  # a number beyond it is a mistake
 
 
 def launch(
@@ -34,7 +34,7 @@ def launch(
         function: Any function, also of a notebook, or a lambda. It is pickled with what it refers
             to, as are `args`. `functools.partial` gives it arguments by name.
         *args: Its positional arguments, the same on every rank.
-        ranks: How many, 1 to 64.
+        ranks: How many, 1 to 1024.
         timeout_s: Limit of the whole run, in seconds; None: none.
 
     Returns:
