@@ -8,6 +8,7 @@
 
 #include "cpu/p2p.h"
 #include "group/first_touch.h"
+#include "group/peer_process.h"
 #include "group/process_group.h"
 #include "memory/memfd.h"
 
@@ -15,10 +16,11 @@ namespace fastcoll {
 
 namespace {
 
-// Every living group of this process, for the handler that runs in a forked child. The mutex is
-// held across fork() so that the child sees a whole list.
+// Every living group of this process, for the handler that runs in a forked child, and the peers of
+// all. The mutex is held across fork() so that the child sees them whole.
 std::mutex groups_mutex;
 std::vector<ProcessGroup*> groups;
+PeerTable peer_table;
 
 }  // namespace
 
@@ -40,9 +42,14 @@ ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, co
                                          &ProcessGroup::forget_in_child);
   (void)once;
   register_membarrier();
-  for (const std::vector<int>* list : {&fds.sockets, &fds.pidfds})
-    std::copy_if(list->begin(), list->end(), std::back_inserter(fds_),
-                 [](int fd) { return fd >= 0; });
+  std::copy_if(fds.sockets.begin(), fds.sockets.end(), std::back_inserter(fds_),
+               [](int fd) { return fd >= 0; });
+  {
+    const std::lock_guard guard(groups_mutex);
+    for (size_t peer = 0; peer < fds.pidfds.size(); ++peer)
+      peers_.push_back(
+          peer_table.meet(peer < fds.pids.size() ? fds.pids[peer] : 0, fds.pidfds[peer]));
+  }
 
   GroupOptions options;
   options.rank = rank;
@@ -62,7 +69,7 @@ ProcessGroup::ProcessGroup(int rank, int world_size, const std::string& name, co
     for (size_t peer = 0; peer < world; ++peer) {
       regions_[peer] = memfd_open(fds.regions[peer], mapped_bytes(world_size_));
       if (world > 1) map_touched(regions_[peer]);
-      options.links[peer] = {fds.sockets[peer], fds.pidfds[peer], fds.pids[peer]};
+      options.links[peer] = {fds.sockets[peer], peers_[peer]->pidfd(), fds.pids[peer]};
     }
     options.regions = regions_;
     group_ = std::make_shared<Group<StdAtomics>>(std::move(options));
@@ -145,6 +152,7 @@ void ProcessGroup::close() {
 void ProcessGroup::close_fds() {
   for (int fd : fds_) ::close(fd);
   fds_.clear();
+  peers_.clear();
   if (!group_) return;
   for (Arena& arena : group_->arenas()) {
     if (arena.fd >= 0) ::close(arena.fd);

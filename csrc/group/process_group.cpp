@@ -11,6 +11,7 @@
 
 #include "cpu/halves.h"
 #include "cpu/p2p.h"
+#include "group/peer_process.h"
 #include "group/threads.h"
 #include "memory/memfd.h"
 
@@ -257,11 +258,14 @@ void ProcessGroup::keep_memories() {
   for (int peer = 0; peer < world_size_; ++peer) {
     const int pid = group_->options().links[size_t(peer)].pid;
     if (pid == group_->options().links[size_t(rank_)].pid) continue;  // ranks that are threads
-    const int memory = open_memory(pid);
-    if (memory < 0) continue;
-    fds_.push_back(memory);
-    group_->keep_memory(peer, memory);
+    group_->keep_memory(peer, peers_[size_t(peer)]->open_memory());
   }
+}
+
+std::vector<int> ProcessGroup::pidfds() const {
+  std::vector<int> found;
+  for (const auto& peer : peers_) found.push_back(peer->pidfd());
+  return found;
 }
 
 bool ProcessGroup::shorten_openmp_waits() {

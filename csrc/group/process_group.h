@@ -24,6 +24,8 @@
 
 namespace fastcoll {
 
+class PeerProcess;
+
 // The protocol takes seconds to compile, and the users of a group need not see it.
 struct StdAtomics;
 template <class P>
@@ -92,6 +94,9 @@ class ProcessGroup {
   double time_exchanges(const Transfer& sent, const Transfer& received, int iterations,
                         const Rewriting& rewriting, Host& host);
   double time_one_way_flag(int iterations, Host& host);
+  // The descriptor of each rank's process, by rank: the group's, which shares it with others. -1:
+  // there is none.
+  std::vector<int> pidfds() const;
   // See Group: by rank, the errno with which it can't read all memories. Collective, before the
   // first call.
   std::vector<int> try_single_copy(bool is_wanted, bool always, Host& host);
@@ -197,7 +202,8 @@ class ProcessGroup {
   const std::string name_;
   const bool traces_;
   std::array<std::byte*, kMaxWorld> regions_{};
-  std::vector<int> fds_;  // kept open for the life of the group
+  std::vector<int> fds_;                             // kept open for the life of the group
+  std::vector<std::shared_ptr<PeerProcess>> peers_;  // by rank
   // Shared with the thread that drives transfers.
   std::shared_ptr<Group<StdAtomics>> group_;
   std::shared_ptr<PointToPoint<StdAtomics>> p2p_;

@@ -137,6 +137,7 @@ void bind_group(py::module_& module) {
       .def_property_readonly("world_size", &ProcessGroup::world_size)
       .def_property_readonly("name", &ProcessGroup::name)
       .def_property_readonly("traces", &ProcessGroup::traces)
+      .def_property_readonly("_pidfds", &ProcessGroup::pidfds)
       .def(
           "run",
           [](ProcessGroup& group, const Plan& plan, uintptr_t input, uintptr_t output,

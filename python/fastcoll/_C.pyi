@@ -130,6 +130,7 @@ class Group:
     world_size: Final[int]
     name: Final[str]
     traces: Final[bool]
+    _pidfds: Final[list[int]]
     def __init__(
         self,
         rank: int,

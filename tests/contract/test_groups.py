@@ -6,6 +6,7 @@ Process groups of torch stand in torch/test_process_groups.py.
 
 import random
 import warnings
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 import fastcoll
 from tests.support.harness import Attempt, Pools, Rank, attempt
+from tests.support.held import list_held
 
 
 def sums(rank: Rank, groups: list[list[int]]) -> list[Any]:
@@ -49,6 +51,21 @@ def test_subgroups(pools: Pools) -> None:
     results = pools(4).run(sums, groups)
     for rank, row in enumerate(results):
         assert row == [float(sum(ranks)) if rank in ranks else None for ranks in groups]
+
+
+def more_held_by_a_group(rank: Rank) -> list[str]:
+    before, _ = list_held()
+    group = rank.comm.new_group()
+    group.all_reduce(torch.ones(3))
+    after, _ = list_held()
+    group.close()
+    assert list_held()[0] == before
+    return list((Counter(after) - Counter(before)).elements())
+
+
+def test_a_further_group_has_a_connection_to_each_peer_and_its_own_memory(pools: Pools) -> None:
+    """Groups share all else, as a process may open few files: often 1024."""
+    assert pools(4).run(more_held_by_a_group) == [["/memfd", "socket", "socket", "socket"]] * 4
 
 
 def close_in_any_order(rank: Rank, count: int) -> list[float]:

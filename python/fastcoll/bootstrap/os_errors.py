@@ -13,7 +13,8 @@ from fastcoll.errors import DriverError
 from fastcoll.native import _C
 
 _USE = (
-    "a group takes three descriptors for every rank of its node, and as many again while it is made"
+    "a group takes one descriptor for every rank of its node, the first one three, and each three "
+    "more while it is made"
 )
 
 

@@ -98,6 +98,7 @@ class Communicator(_C.Group, BaseGroup):
             mesh.pids,
             tracing(),
         )
+        mesh.pidfds = super()._pidfds  # those given are closed, where another group has such
         try:
             self.single_copy, self.single_copy_report = may_copy or single_copy.agree(
                 super().try_single_copy

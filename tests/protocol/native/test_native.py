@@ -36,6 +36,7 @@ IN_TWO_BUILDS: dict[str, tuple[str, ...]] = {
     "test_text": ("csrc/cpu/wait.cpp",),
     "test_system": SYSTEM,
     "test_other_system": SYSTEM,
+    "test_peer_process": ("csrc/group/peer_process.cpp", "csrc/cpu/process_memory.cpp"),
 }
 PROGRAMS = {
     **IN_TWO_BUILDS,
