@@ -16,6 +16,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -51,6 +52,15 @@ class Exchange(ABC):
         """Return whether a rank is known to be gone; False also where that can't be known."""
         del peer  # a store, or a process group of torch's, does not know which ranks live
         return False
+
+
+@dataclass(frozen=True)
+class _Look:
+    """How far a turn of a StoreExchange is."""
+
+    is_behind: bool  # a rank has entered the next turn
+    seen: str  # a digest of the texts of all ranks, as this one last saw them
+    texts: list[str] | None  # once every rank saw these
 
 
 class StoreExchange(Exchange):
@@ -105,39 +115,43 @@ class StoreExchange(Exchange):
         every rank has said that it saw the same ones. It follows the first rank of a later turn.
         """
 
-        def publish() -> None:
+        def publish() -> _Look:
             self._store.add(f"entered/{turn}", 1)
             self._store.set(f"process/{turn}/{self.rank}", _this_process())
             self._store.set(f"hello/{turn}/{self.rank}", f"{secrets.token_hex(8)} {text}")
+            return self._look(turn, "")
 
-        self._ask(publish, deadline)
-        hellos, told = self._keys("hello", turn), ""
+        look = self._ask(publish, deadline)
         # Polled, as a store's own wait is not ended by Ctrl-C.
         pause_s = 0.001
-        while True:
-            # Asked first: who completes this turn enters the next one.
-            is_behind = self._ask(partial(self._store.add, f"entered/{turn + 1}", 0), deadline) > 0
-            texts = self._texts(hellos, deadline) if self._has(hellos, deadline) else [_GAVE_UP]
-            if _GAVE_UP not in texts:
-                seen = hashlib.sha256("".join(texts).encode()).hexdigest()
-                if seen != told:
-                    self._ask(partial(self._store.set, f"seen/{turn}/{self.rank}", seen), deadline)
-                told = seen
-                if self._all_saw(turn, seen, deadline):
-                    return [json.loads(one.partition(" ")[2]) for one in texts]
-            if is_behind:
+        while look.texts is None:
+            if look.is_behind:
                 return None
             if deadline.left_s() <= 0:
-                self._give_up(turn, told, deadline)
+                self._give_up(turn, look.seen, deadline)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
+            look = self._ask(partial(self._look, turn, look.seen), deadline)
+        return [json.loads(one.partition(" ")[2]) for one in look.texts]
+
+    def _look(self, turn: int, seen: str) -> "_Look":
+        """Ask the store how far a turn is, and tell it which texts this rank saw, if others.
+
+        All in one question: each takes a thread.
+        """
+        # Asked first: who completes this turn enters the next one.
+        is_behind = self._store.add(f"entered/{turn + 1}", 0) > 0
+        hellos, sights = self._keys("hello", turn), self._keys("seen", turn)
+        if not self._store.check(hellos) or _GAVE_UP in (texts := self._read(hellos)):
+            return _Look(is_behind, seen, None)
+        digest = hashlib.sha256("".join(texts).encode()).hexdigest()
+        if digest != seen:
+            self._store.set(f"seen/{turn}/{self.rank}", digest)
+        all_saw = self._store.check(sights) and set(self._read(sights)) == {digest}
+        return _Look(is_behind, digest, texts if all_saw else None)
 
     def _keys(self, kind: str, turn: int) -> list[str]:
         return [f"{kind}/{turn}/{peer}" for peer in range(self.world_size)]
-
-    def _all_saw(self, turn: int, seen: str, deadline: Deadline) -> bool:
-        keys = self._keys("seen", turn)
-        return self._has(keys, deadline) and set(self._texts(keys, deadline)) == {seen}
 
     def _ask(self, question: Callable[[], T], deadline: Deadline) -> T:
         """Return the store's answer; behind a cut link it gives none."""
@@ -155,12 +169,12 @@ class StoreExchange(Exchange):
         return bool(self._ask(lambda: self._store.check(keys), deadline))
 
     def _texts(self, keys: list[str], deadline: Deadline) -> list[str]:
-        def read() -> list[bytes]:
-            if self._store.has_extended_api():  # type: ignore[attr-defined]
-                return self._store.multi_get(keys)
-            return [self._store.get(key) for key in keys]
+        return self._ask(partial(self._read, keys), deadline)
 
-        return [value.decode() for value in self._ask(read, deadline)]
+    def _read(self, keys: list[str]) -> list[str]:
+        if self._store.has_extended_api():  # type: ignore[attr-defined]
+            return [value.decode() for value in self._store.multi_get(keys)]
+        return [self._store.get(key).decode() for key in keys]
 
     def _give_up(self, turn: int, seen: str, deadline: Deadline) -> NoReturn:
         keys = self._keys("hello", turn)

@@ -7,11 +7,12 @@ which ranks share a node. Must not know how the information travels.
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from fastcoll import env
 from fastcoll.bootstrap.node_map import NodeMap
@@ -24,6 +25,7 @@ _EXCUSE = "could not come"
 _MOST_RANKS = _C.K_MAX_WORLD  # that share one region
 
 
+@cache  # reading it takes a millisecond, and each group asks
 def library_version() -> str:
     try:
         return version("fastcoll")
@@ -98,9 +100,10 @@ def describe_rank(
     address: str, token: str, terms: Terms, ranks: Sequence[int] = (), tuning: str = ""
 ) -> Hello:
     """Return this process's introduction."""
+    here = machine()
     return Hello(
-        node=env.NODE_ID.get() or machine(),
-        machine=machine(),
+        node=env.NODE_ID.get() or here,
+        machine=here,
         host=os.uname().nodename,
         uid=os.getuid(),
         cpus=sorted(affinity()),
@@ -137,17 +140,17 @@ def meet(rows: Sequence[dict[str, Any]]) -> list[Hello]:
             raise DriverError(f"rank {rank} could not come: {row[_EXCUSE]}")
     # The version first: another one's introduction may have other fields.
     _require_equal([str(row.get("version")) for row in rows], "versions of fastcoll")
-    form = describe_rank("", "", Terms("", "")).to_dict()
-    hellos = [_checked(rank, row, form) for rank, row in enumerate(rows)]
+    hellos = [_checked(rank, row) for rank, row in enumerate(rows)]
     _require_equal([hello.layout for hello in hellos], "builds of fastcoll")
     _require_equal([hello.numerics for hello in hellos], "numerics")
     return hellos
 
 
-def _checked(rank: int, row: dict[str, Any], form: dict[str, Any]) -> Hello:
+def _checked(rank: int, row: dict[str, Any]) -> Hello:
     """Return a rank's introduction. Any process that can write to the store may have sent it."""
+    form = {field.name: get_origin(field.type) or field.type for field in fields(Hello)}
     wrong = sorted(form.keys() ^ row.keys())
-    wrong += [name for name in form.keys() & row.keys() if type(row[name]) is not type(form[name])]
+    wrong += [name for name in form.keys() & row.keys() if type(row[name]) is not form[name]]
     for name in ("cpus", "ranks"):
         if name not in wrong and not all(type(one) is int for one in row[name]):
             wrong.append(name)
