@@ -2,6 +2,7 @@
 """`fastcoll.launch`: a function on several ranks, its results, and the first failure."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -74,6 +75,31 @@ def test_ranks_that_do_not_return_are_named_at_the_limit() -> None:
     with pytest.raises(fastcoll.CollectiveTimeout, match="had not returned after 1 s") as caught:
         fastcoll.launch(time.sleep, 600, timeout_s=1)
     assert caught.value.ranks == (0, 1)
+
+
+def end_in_a_reply(is_killed: bool, began: str) -> None:
+    """Rank 1 ends when it has sent a part of its reply: it is killed, or as rank 0 raises."""
+    if os.environ["RANK"] == "1":
+        os.write(int(sys.argv[-1]), pickle.dumps((None, bytes(1 << 10)))[: 1 << 9])
+        Path(began).touch()
+        if is_killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+    elif not is_killed:
+        while not Path(began).exists():
+            time.sleep(0.01)
+        raise ValueError("no data here")
+    time.sleep(600)
+
+
+@pytest.mark.parametrize(
+    ("is_killed", "kind", "text"),
+    [(True, fastcoll.PeerLostError, "was killed by SIGKILL"), (False, ValueError, "no data here")],
+)
+def test_a_reply_that_breaks_off_is_none(
+    tmp_path: Path, is_killed: bool, kind: type, text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        fastcoll.launch(end_in_a_reply, is_killed, str(tmp_path / "began"))
 
 
 @pytest.mark.parametrize("ranks", [0, 1025, "2"])

@@ -11,7 +11,7 @@ import traceback
 
 import cloudpickle
 
-from fastcoll.ranks.functions import pack_error
+from fastcoll.ranks.functions import pack_error, send_reply
 
 
 def main(work_fd: int, reply_fd: int) -> bool:
@@ -24,9 +24,9 @@ def main(work_fd: int, reply_fd: int) -> bool:
             function, args = cloudpickle.loads(work)
             reply = cloudpickle.dumps((None, function(*args)))
         except Exception as error:
-            pipe.write(pack_error(error, traceback.format_exc()))
+            send_reply(pipe, pack_error(error, traceback.format_exc()))
             return False
-        pipe.write(reply)
+        send_reply(pipe, reply)
     return True
 
 

@@ -8,10 +8,11 @@ function that no other process could import, as a notebook's, is carried by valu
 import contextlib
 import os
 import pickle
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from fastcoll.errors import CollectiveTimeout, FastcollError, PeerLostError, UsageError
 from fastcoll.ranks.output import Sink
@@ -19,6 +20,7 @@ from fastcoll.ranks.processes import Program, Ranks
 
 T = TypeVar("T")
 _MOST_RANKS = 1024  # a number beyond it is a mistake
+_SIZE = struct.Struct("=Q")
 
 
 def launch(
@@ -56,8 +58,8 @@ def launch(
     errors: list[BaseException] = []
 
     def take(rank: int, data: bytes) -> None:
-        if data:  # empty: it ended before it had a result
-            error, value = pickle.loads(data)
+        if (reply := _whole(data)) is not None:
+            error, value = pickle.loads(reply)
             if error is None:
                 results[rank] = value
             else:
@@ -113,6 +115,19 @@ def _sinks() -> tuple[Sink, Sink]:
 def _named(error: BaseException, rank: int, world_size: int, trace: str) -> BaseException:
     error.add_note(f"on rank {rank} of {world_size}, started by fastcoll.launch:\n{trace}")
     return error
+
+
+def send_reply(pipe: BinaryIO, reply: bytes) -> None:
+    """Write a rank's reply, with its size before it."""
+    pipe.write(_SIZE.pack(len(reply)))
+    pipe.write(reply)
+
+
+def _whole(data: bytes) -> memoryview | None:
+    """Return the reply that a rank sent; None if the rank ended before it had sent all of it."""
+    reply = memoryview(data)[_SIZE.size :]
+    is_whole = len(data) >= _SIZE.size and len(reply) == _SIZE.unpack_from(data)[0]
+    return reply if is_whole else None
 
 
 def pack_error(error: BaseException, trace: str) -> bytes:
