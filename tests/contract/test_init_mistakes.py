@@ -108,6 +108,30 @@ def twice(rank: Rank) -> list[Any]:
     return facts
 
 
+def of_no_group(rank: Rank) -> list[Any]:
+    """A group that was closed, and one of others, can't become the default one."""
+    store = dist.PrefixStore("d", rank.store)
+    whole = fastcoll.init(store=store, rank=rank.rank, world_size=rank.world_size)
+    part, closed = whole.new_group([0]), whole.new_group()
+    fastcoll.destroy()
+    closed.close()
+    facts = []
+    for group in (closed, part):
+        seen = attempt(fastcoll.init, group)
+        facts.append((seen.kind, seen.text.replace(group.name, "it")))
+        fastcoll.destroy()
+    whole = fastcoll.init(store=store, rank=rank.rank, world_size=rank.world_size)
+    facts.append(total(rank))
+    return facts
+
+
+def test_groups_that_cannot_be_the_default_one(fresh_pool: Any) -> None:
+    rows = fresh_pool(2, BARE).run(of_no_group)
+    destroyed = ("UsageError", 'group "it" was destroyed')
+    assert rows[0] == [destroyed, ("", ""), 3.0]
+    assert rows[1] == [destroyed, ("UsageError", 'this rank is not in the group "it"'), 3.0]
+
+
 def test_mistakes_on_one_rank(fresh_pool: Any) -> None:
     pool = fresh_pool(1, BARE)
     assert pool.run(not_initialised) == [[]]

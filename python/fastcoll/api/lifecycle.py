@@ -78,7 +78,7 @@ def init(
 
     Raises:
         UsageError: There is a default group already, nothing names the ranks, or a group that
-            exists is given an argument that only making one takes.
+            exists is given an argument that only making one takes. Or that group was destroyed.
         CollectiveTimeout: A rank did not come.
     """
     settings = resolve(timeout_s, numerics, carrier, gpu_timeout_s, gpu_report_s)
@@ -109,6 +109,10 @@ def _on_store(
 def _of_group(group: object, settings: Settings, given: Mapping[str, object]) -> BaseGroup:
     """Return a communicator that exists, or the one that stands for a torch process group."""
     if isinstance(group, BaseGroup):
+        if not group.is_member:
+            raise UsageError(f'this rank is not in the group "{group.name}"')
+        if group.closed:  # as the default group it could not be destroyed once more
+            raise UsageError(f'group "{group.name}" was destroyed')
         _refuse_for(group, given)
         return group
     if not isinstance(group, ProcessGroup):
