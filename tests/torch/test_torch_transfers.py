@@ -182,6 +182,25 @@ def test_calls_after_a_batch_that_failed(backend_pools: Pools) -> None:
     assert backend_pools(2).run(on_backend, "fastcoll", goes_on_after) == [[12.0, 12.0]] * 2
 
 
+def lets_go_after(rank: Rank) -> list[bool]:
+    """A batch that the program breaks off, and a call whose tensor nobody holds any more."""
+    cpu = torch.device("cpu")
+    with contextlib.suppress(ZeroDivisionError), dist._coalescing_manager(device=cpu):
+        raise ZeroDivisionError
+    gone = []
+    for _ in range(2):  # the second one is known
+        dist.all_reduce(tensor := torch.ones(1000))
+        seen = weakref.ref(tensor)
+        del tensor
+        gc.collect()
+        gone.append(seen() is None)
+    return gone
+
+
+def test_a_batch_that_breaks_off_keeps_no_later_tensor(backend_pools: Pools) -> None:
+    assert backend_pools(2).run(on_backend, "fastcoll", lets_go_after) == [[True, True]] * 2
+
+
 # ---- the compiled backend alone ------------------------------------------------------------------
 
 

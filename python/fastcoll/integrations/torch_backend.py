@@ -302,13 +302,20 @@ def _end_batches_that_fail() -> None:
     @contextmanager
     @wraps(torchs)
     def coalescing_manager(
-        group: ProcessGroup | None = None, *args: Any, **kwargs: Any
+        group: ProcessGroup | None = None,
+        device: torch.device | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Iterator[Any]:
-        with torchs(group, *args, **kwargs) as batch:
+        asked: Any = group or dist.group.WORLD
+        with torchs(asked, device, *args, **kwargs) as batch:
             try:
                 yield batch
             except BaseException:
-                c10d._world.pg_coalesce_state.pop(group or dist.group.WORLD, None)
+                c10d._world.pg_coalesce_state.pop(asked, None)
+                # Else the group would keep the tensors of its later calls.
+                if device is not None and asked._get_backend(device).name() == NAME:
+                    asked._end_coalescing(device)
                 raise
 
     setattr(dist, "_coalescing_manager", coalescing_manager)  # noqa: B010
