@@ -28,8 +28,8 @@ INNER = set(
         await_native cache_gpu_plan cache_plan check_host counts decide_survivors device_group
         drive_transfers end_unmet_transfers exchange_fds fail
         forget_queue gather_bytes gather_words gpu_report has_open_sends hold_parts idle in_turn
-        issue issue_all issue_reduce_scatter make on_close output_for parts_held poison prepare_call
-        refuse_handler run run_list run_parts set_limit socket_fds start_transfers
+        issue issue_all issue_reduce_scatter issue_steps make on_close output_for parts_held poison
+        prepare_call refuse_handler run run_list run_parts set_limit socket_fds start_transfers
         traces transfer try_single_copy tuning use_gpu
         """,
     )

@@ -109,6 +109,22 @@ class GroupCalls(VerbMethods):
         work.wait()
         return None
 
+    def issue_steps(
+        self, steps: Callable[[], None], outputs: list[Array], name: str, async_op: bool
+    ) -> Work | None:
+        """Start a call that consists of several ones, which `steps` makes one by one."""
+        if not async_op:
+            steps()
+            return None
+        self.refuse_handler()
+        infers, has_grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+        def run() -> None:  # as in this thread
+            with torch.inference_mode(infers), torch.set_grad_enabled(has_grad):
+                steps()
+
+        return self._queue.submit(run, outputs, f'{name} in group "{self.name}"')
+
     def prepare_call(self, call: Call) -> None:
         """Compile what follows a reduction, on every rank or on none. Collective.
 

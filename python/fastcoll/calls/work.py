@@ -291,11 +291,12 @@ class CallQueue:
         self._waiting: deque[QueuedWork] = deque()
         self._turn = threading.Lock()
         self._coming: list[bool] = []  # empty once the thread that was asked for is there
+        self._runner = 0  # the thread that runs the calls
         self._pid = os.getpid()
 
     def idle(self) -> bool:
-        """Return whether a call may run at once, ahead of nothing."""
-        return self._owner.idle()
+        """Return whether a call may run at once, ahead of nothing; a queued call's own may."""
+        return self._runner == threading.get_ident() or self._owner.idle()
 
     def has_calls(self) -> bool:
         """Return whether calls are queued or under way."""
@@ -360,9 +361,11 @@ class CallQueue:
         try:
             while self._waiting and self._turn.acquire(blocking=False):
                 try:
+                    self._runner = threading.get_ident()
                     while (work := self._at(0)) is not None:
                         self._carry_out(work, late)
                 finally:
+                    self._runner = 0
                     self._turn.release()
         except BaseException as error:  # no thread is left for those that wait
             lost = []

@@ -31,7 +31,6 @@ from torch._C._distributed_c10d import (
 
 from fastcoll.api import lists, moves, reductions
 from fastcoll.calls.parts import PartsCall
-from fastcoll.calls.work import completed
 from fastcoll.errors import CollectiveTimeout, UsageError
 from fastcoll.integrations.torch_arguments import (
     Limit,
@@ -63,8 +62,7 @@ class FastcollProcessGroup(BaseProcessGroup):
         tensor, op = one_of(tensors), op_of(opts)
         comm, is_async, limit_s = self._begin(opts)
         if tensor.is_sparse:
-            sum_sparse(comm, tensor, op)
-            return self._handle(completed([tensor])) if is_async else None
+            return self._handle(sum_sparse(comm, tensor, op, is_async, limit_s))
         work = reductions.all_reduce(tensor, op, comm, is_async, timeout_s=limit_s)
         return self._handle(work)
 

@@ -5,14 +5,19 @@ Decides how a sparse sum becomes gathers of indices and values. Must not know ho
 carried out.
 """
 
+from functools import partial
+
 import torch
 
 from fastcoll.calls.group import BaseGroup
+from fastcoll.calls.work import Work
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.types import ReduceOp
 
 
-def sum_sparse(comm: BaseGroup, tensor: torch.Tensor, op: object) -> None:
+def sum_sparse(
+    comm: BaseGroup, tensor: torch.Tensor, op: object, async_op: bool, limit_s: float | None
+) -> Work | None:
     """Sum COO tensors of one shape over all ranks, in place. Collective.
 
     Every rank gathers the non-zero elements of all ranks and adds them up in rank order. So a rank
@@ -25,9 +30,14 @@ def sum_sparse(comm: BaseGroup, tensor: torch.Tensor, op: object) -> None:
     """
     if op != ReduceOp.SUM:
         raise UnsupportedError(f"sparse tensors can be summed; {op} has no meaning for them")
+    steps = partial(_sum, comm, tensor, limit_s)
+    return comm.issue_steps(steps, [tensor], "all_reduce of a sparse tensor", async_op)
+
+
+def _sum(comm: BaseGroup, tensor: torch.Tensor, limit_s: float | None) -> None:
     mine = tensor.coalesce()
     indices, values = mine.indices(), mine.values()
-    rows = comm.gather_words([mine._nnz(), mine.sparse_dim(), *mine.shape])
+    rows = comm.gather_words([mine._nnz(), mine.sparse_dim(), *mine.shape], limit_s)
     counts = [row[0] for row in rows]
     if any(row[1:] != rows[0][1:] for row in rows):
         shapes = "; ".join(f"rank {rank} has {tuple(row[2:])}" for rank, row in enumerate(rows))
@@ -43,8 +53,8 @@ def sum_sparse(comm: BaseGroup, tensor: torch.Tensor, op: object) -> None:
         ),
         sum(counts) * element_bytes,
     )
-    comm.all_gather(all_indices, indices)
-    comm.all_gather(all_values, values)
+    comm.all_gather(all_indices, indices, timeout_s=limit_s)
+    comm.all_gather(all_values, values, timeout_s=limit_s)
     whole = (torch.cat(all_indices, 1), torch.cat(all_values), mine.shape)
     total = torch.sparse_coo_tensor(*whole, check_invariants=False)
     tensor.copy_(total.coalesce())
