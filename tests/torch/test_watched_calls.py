@@ -4,6 +4,7 @@
 They see one operator a call, none of its phases, and may keep the call from being made.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from fastcoll.integrations import torch_backend
-from tests.support.backends import TorchGroup, on_backend
+from tests.support.backends import COMPILE_S, TorchGroup, on_backend
 from tests.support.harness import Pool, Rank, Setup
 from tests.support.verb_calls import VERB_CALLS
 
@@ -184,6 +185,32 @@ def test_calls_over_nodes_are_seen_as_gloos(
     two_nodes: Pool, of_gloo: Callable[[Program], Any], program: Program
 ) -> None:
     assert not differences(two_nodes.run(on_backend, "fastcoll", program), of_gloo(program))
+
+
+def negated(rank: Rank) -> list[list[float]]:
+    """Sums of lazily negated tensors, with and without a mode; the ranks of a node have a group."""
+    parts = [dist.new_group([one]) for one in range(rank.world_size)]
+    dist.all_reduce(torch.ones(1), group=parts[rank.rank])
+    sums = []
+    for mode in (contextlib.nullcontext(), Watching()):
+        given = torch.full((3,), complex(1, rank.rank + 1)).conj().imag
+        with mode:
+            dist.all_reduce(given)
+        sums.append(given.tolist())
+    return sums
+
+
+def test_negated_tensors_are_seen(backend_pools: Pools) -> None:
+    assert backend_pools(2).run(on_backend, "fastcoll", negated) == [[[-3.0] * 3] * 2] * 2
+
+
+@pytest.mark.native
+@pytest.mark.timeout(2 * COMPILE_S)
+def test_negated_tensors_are_seen_over_nodes(fresh_pool: Callable[..., Pool]) -> None:
+    """The group over nodes is one of Python, and those within nodes are compiled."""
+    setup = Setup(init=False, nodes="ab", env={"FASTCOLL_TORCH_BACKEND": "compiled"})
+    found = fresh_pool(2, setup).run(on_backend, "fastcoll", negated, deadline_s=COMPILE_S)
+    assert found == [[[-3.0] * 3] * 2] * 2
 
 
 def calls_of(rank: Rank, numel: int, step: int) -> dict[str, Callable[[], object]]:

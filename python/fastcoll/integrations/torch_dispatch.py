@@ -155,7 +155,16 @@ class _Lowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return results[0] if len(results) == 1 else tuple(results)
 
     def _with_tensors(self, args: Sequence[Any]) -> tuple[Any, Any]:
-        """Return the arguments with the operator's tensors: a class may have replaced its own."""
+        """Return the arguments with the operator's tensors: a class may have replaced its own.
+
+        Of a negated tensor torch may give the operator an ordinary copy. The call gets the tensor
+        itself: the program would not see the result in a copy.
+        """
         coming = iter([one for one in tree_leaves(args) if isinstance(one, torch.Tensor)])
-        given: tuple[Any, Any] = tree_map_only(torch.Tensor, lambda _: next(coming), self._given)
+
+        def replaced(one: torch.Tensor) -> torch.Tensor:
+            seen = next(coming)
+            return one if one.is_neg() and not seen.is_neg() else seen
+
+        given: tuple[Any, Any] = tree_map_only(torch.Tensor, replaced, self._given)
         return given
