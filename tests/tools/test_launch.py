@@ -102,6 +102,30 @@ def test_a_reply_that_breaks_off_is_none(
         fastcoll.launch(end_in_a_reply, is_killed, str(tmp_path / "began"))
 
 
+def open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_launch_that_fails_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where a rank raises, nor where the kernel refuses to start one."""
+    fastcoll.launch(int, ranks=1)  # torch's store keeps a pipe from the first time on
+    start = subprocess.Popen
+    starts = iter([start, start, None, start, None])  # None: refused
+
+    def popen(*args: Any, **options: Any) -> Any:
+        if (begin := next(starts)) is None:
+            raise BlockingIOError("no process for a rank")
+        return begin(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    before, kept = open_fds(), []
+    for kind in (ValueError, BlockingIOError, BlockingIOError):
+        with pytest.raises(kind) as caught:
+            fastcoll.launch(int, "no number")
+        kept.append(caught)  # an error's traceback holds all that the launch had
+        assert open_fds() == before, kind
+
+
 @pytest.mark.parametrize("ranks", [0, 1025, "2"])
 def test_a_number_of_ranks_that_is_none_is_refused(ranks: Any) -> None:
     with pytest.raises(fastcoll.UsageError, match="1 to 1024"):

@@ -95,6 +95,7 @@ class Ranks:
         self._selector = selectors.DefaultSelector()
         self._kill_at = float("inf")
         self._is_ending = self._is_mute = False
+        self._store: TCPStore | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -102,7 +103,7 @@ class Ranks:
             for rank, share in enumerate(share_cpus(self._program.world_size)):
                 self._start(rank, share, port)
         except BaseException:
-            self._kill()
+            self._close()
             raise
         return self
 
@@ -114,8 +115,7 @@ class Ranks:
             while self._alive:
                 self._turn()
         finally:
-            self._kill()
-            self._selector.close()
+            self._close()
 
     def wait(self, keep_going: bool = False, limit_s: float = float("inf")) -> bool:
         """Wait until all ranks have ended; a failure ends the others, unless `keep_going`.
@@ -147,25 +147,28 @@ class Ranks:
         program = self._program
         cpus = ",".join(map(str, share.cpus)) if program.bind else ""
         command = [sys.executable, "-IS", _SHIM, str(os.getpid()), cpus or "-", *program.command]
-        fds, reply_fd = list(program.passed_fds), -1
-        if program.on_reply is not None:
-            reply_fd, write_fd = os.pipe()
-            command.append(str(write_fd))
-            fds.append(write_fd)
+        pipe = os.pipe() if program.on_reply is not None else ()
+        command += map(str, pipe[1:])
         output = None if program.sinks is None else subprocess.PIPE
-        process = subprocess.Popen(
-            command,
-            # A terminal's input can't be shared, nor read from another session.
-            stdin=None if rank == 0 and not os.isatty(0) else subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=env.for_rank(rank, program.world_size, port, share.num_threads),
-            pass_fds=fds,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                # A terminal's input can't be shared, nor read from another session.
+                stdin=None if rank == 0 and not os.isatty(0) else subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=env.for_rank(rank, program.world_size, port, share.num_threads),
+                pass_fds=[*program.passed_fds, *pipe[1:]],
+                start_new_session=True,
+            )
+        except BaseException:
+            for end in pipe:
+                os.close(end)
+            raise
         one = _Rank(rank, process)
         self._alive.append(one)
         if program.on_reply is not None:
+            reply_fd, write_fd = pipe
             os.close(write_fd)
             one.reply = _Reply(partial(program.on_reply, rank))
             self._read(one, os.fdopen(reply_fd, "rb"), one.reply)
@@ -230,6 +233,12 @@ class Ranks:
         for one in self._alive:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(one.process.pid, signum)
+
+    def _close(self) -> None:
+        """Kill the ranks that are left, and give back their streams and their store."""
+        self._kill()
+        self._selector.close()
+        self._store = None  # not only with an error's traceback, which has this object
 
     def _kill(self) -> None:
         self._signal(signal.SIGKILL)
