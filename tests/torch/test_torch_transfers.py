@@ -6,9 +6,11 @@ Transfers that succeed stand in contract/test_p2p.py, for every kind of group.
 
 import contextlib
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 from tests.support.held import no_threads
 
 Pools = Callable[[int], Pool]
+BOTH = dist.isend, dist.irecv
 LARGE = 1 << 20  # more than a sender can put down without its receiver
 
 
@@ -201,6 +204,41 @@ def test_a_batch_that_breaks_off_keeps_no_later_tensor(backend_pools: Pools) -> 
     assert backend_pools(2).run(on_backend, "fastcoll", lets_go_after) == [[True, True]] * 2
 
 
+def batches_beside(rank: Rank, other: str) -> list[int]:
+    """Count the right results of batches in one thread, and of calls in another one."""
+    peer, start = 1 - rank.rank, threading.Barrier(2)
+
+    def batches(tag: int) -> int:
+        start.wait()
+        right = 0
+        for number in range(100):
+            sent, got = torch.full((9,), rank.rank + 10.0 * number + tag), torch.zeros(9)
+            ops = [dist.P2POp(op, one, peer, tag=tag) for op, one in zip(BOTH, (sent, got))]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+            right += got.tolist() == [peer + 10.0 * number + tag] * 9
+        return right
+
+    def sums() -> int:
+        start.wait()
+        right = 0
+        for number in range(100):
+            dist.all_reduce(total := torch.full((9,), float(number)))
+            right += total.tolist() == [2.0 * number] * 9
+        return right
+
+    with ThreadPoolExecutor(2) as threads:
+        runs = [threads.submit(batches, 1)]
+        runs.append(threads.submit(sums) if other == "sums" else threads.submit(batches, 2))
+        return [run.result() for run in runs]
+
+
+@pytest.mark.parametrize("other", ["sums", "batches"])
+def test_batches_of_a_thread_are_its_own(backend_pools: Pools, other: str) -> None:
+    found = backend_pools(2).run(on_backend, "fastcoll", batches_beside, other)
+    assert found == [[100, 100]] * 2
+
+
 # ---- the compiled backend alone ------------------------------------------------------------------
 
 
@@ -219,12 +257,10 @@ def without_python(rank: Rank) -> list[Any]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
             work = dist.isend(torch.ones(4), peer)
             assert dist.recv(taken) == peer
-            ops = [
-                dist.P2POp(dist.isend, taken + 1, peer),
-                dist.P2POp(dist.irecv, taken, peer),
-            ]
-            for batch in dist.batch_isend_irecv(ops):
-                batch.wait()
+            with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as batch:
+                dist.isend(taken + 1, peer)
+                dist.irecv(taken, peer)
+            batch.wait()
             assert work is not None
             work.wait()
         strided = attempt(dist.isend, torch.ones(4, 2)[:, 0], peer)
@@ -249,8 +285,13 @@ def batch_fails(rank: Rank) -> list[Any]:
     peer, group, cpu = 1 - rank.rank, dist.group.WORLD, torch.device("cpu")
     assert group is not None
     tensor, total = torch.ones(4), torch.full((4,), float(rank.rank))
-    wrong = dist.P2POp(dist.isend, tensor, peer, tag=-1)
-    seen = attempt(dist.batch_isend_irecv, [dist.P2POp(dist.isend, tensor, peer), wrong])
+
+    def send_two() -> None:  # batch_isend_irecv makes a batch only where there are GPUs
+        with dist._coalescing_manager(device=cpu, async_ops=True):
+            dist.isend(tensor, peer)
+            dist.isend(tensor, peer, tag=-1)
+
+    seen = attempt(send_two)
     assert seen.kind == "UsageError", seen
     assert seen.seconds < LATE_S
     dist.recv(tensor, peer)

@@ -57,6 +57,7 @@ class Runner : public c10d::Backend {
     if (!core_) throw py::type_error("not a Communicator");
     traces_ = core->traces(core_);
     stands_in_ = group_.attr("events").cast<std::string>() == "gloo";
+    has_gpus_ = py::module_::import("torch.cuda").attr("device_count")().cast<int>() > 0;
   }
 
   ~Runner() override {
@@ -296,6 +297,7 @@ class Runner : public c10d::Backend {
   std::atomic<uint64_t> sequence_{0};
   std::atomic<bool> is_coalescing_{false}, python_coalesces_{false};
   bool stands_in_ = false;  // for Gloo
+  bool has_gpus_ = false;
 
  private:
   bool traces_ = false;
