@@ -103,7 +103,7 @@ def test_a_reply_that_breaks_off_is_none(
 
 
 def open_fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_a_launch_that_fails_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

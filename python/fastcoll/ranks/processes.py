@@ -147,7 +147,7 @@ class Ranks:
         program = self._program
         cpus = ",".join(map(str, share.cpus)) if program.bind else ""
         command = [sys.executable, "-IS", _SHIM, str(os.getpid()), cpus or "-", *program.command]
-        pipe = os.pipe() if program.on_reply is not None else ()
+        pipe: tuple[int, ...] = os.pipe() if program.on_reply is not None else ()
         command += map(str, pipe[1:])
         output = None if program.sinks is None else subprocess.PIPE
         try:
