@@ -25,7 +25,6 @@ from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 from tests.support.held import no_threads
 
 Pools = Callable[[int], Pool]
-BOTH = dist.isend, dist.irecv
 LARGE = 1 << 20  # more than a sender can put down without its receiver
 
 
@@ -213,7 +212,10 @@ def batches_beside(rank: Rank, other: str) -> list[int]:
         right = 0
         for number in range(100):
             sent, got = torch.full((9,), rank.rank + 10.0 * number + tag), torch.zeros(9)
-            ops = [dist.P2POp(op, one, peer, tag=tag) for op, one in zip(BOTH, (sent, got))]
+            ops = [
+                dist.P2POp(dist.isend, sent, peer, tag=tag),
+                dist.P2POp(dist.irecv, got, peer, tag=tag),
+            ]
             for work in dist.batch_isend_irecv(ops):
                 work.wait()
             right += got.tolist() == [peer + 10.0 * number + tag] * 9

@@ -32,10 +32,7 @@ class FastcollBackend final : public Runner {
   using Runner::Runner;
 
   const std::string getBackendName() const override { return "fastcoll"; }
-  // With it torch gives one Work for a batch of transfers, and a batch is all of the group's: no
-  // other thread may call meanwhile. Only GPUs need it, where one stream carries out a batch.
-  // Programs for Gloo wait for several.
-  bool supportsCoalescing() const override { return has_gpus_ && !stands_in_; }
+  bool supportsCoalescing() const override { return coalesces_; }
   void setSequenceNumberForGroup() override {}  // a communicator counts its calls itself
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
 

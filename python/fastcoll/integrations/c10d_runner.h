@@ -57,7 +57,7 @@ class Runner : public c10d::Backend {
     if (!core_) throw py::type_error("not a Communicator");
     traces_ = core->traces(core_);
     stands_in_ = group_.attr("events").cast<std::string>() == "gloo";
-    has_gpus_ = py::module_::import("torch.cuda").attr("device_count")().cast<int>() > 0;
+    coalesces_ = group_.attr("supports_coalescing").cast<bool>();
   }
 
   ~Runner() override {
@@ -297,7 +297,7 @@ class Runner : public c10d::Backend {
   std::atomic<uint64_t> sequence_{0};
   std::atomic<bool> is_coalescing_{false}, python_coalesces_{false};
   bool stands_in_ = false;  // for Gloo
-  bool has_gpus_ = false;
+  bool coalesces_ = false;  // transfers of a batch become one call
 
  private:
   bool traces_ = false;

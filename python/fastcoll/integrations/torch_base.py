@@ -158,8 +158,12 @@ class BaseProcessGroup(ProcessGroup):
 
     @property
     def supports_coalescing(self) -> bool:
-        """True: see `_start_coalescing`."""
-        return True
+        """Whether torch makes a batch of transfers one call, with one Work.
+
+        A batch is all of the group's: no other thread may call meanwhile. Only GPUs need it, where
+        one stream carries out a batch. Programs for Gloo wait for several Works.
+        """
+        return self.events == NAME and torch.cuda.device_count() > 0
 
     def _set_sequence_number_for_group(self) -> None:
         pass  # a communicator counts its calls itself
