@@ -213,7 +213,8 @@ class BaseProcessGroup(ProcessGroup):
         group in Python has them all.
         """
         del opts, rest
-        ranks = sorted(ranks)
+        if torch.__version__ < "2.14":  # from then on torch numbers a part's ranks as given
+            ranks = sorted(ranks)
         name = group_name or f"{self._name}:split:{'_'.join(map(str, ranks))}"
         limit_s = self.communicator.timeout_s if timeout is None else timeout.total_seconds()
         part: Self | None = self.split(
