@@ -27,7 +27,7 @@ HIDING = "\u200b\u200e\u200f\u202a\u202e\u2066\u2069\ufeff"
         ("\x1b[31mred\x1b[0m", r"\x1b[31mred\x1b[0m"),
         ("a\r\nb\tc", r"a\x0d\nb\x09c"),
         ("\x7f\x9b\u202e\ufeff", r"\x7f\x9b\u202e\ufeff"),
-        ("\U000e0041\U0010fffd", r"\U000e0041\U0010fffd"),
+        ("\U000e0041\U000e0100\U0010fffd", r"\U000e0041\U000e0100\U0010fffd"),
         ("\0", r"\x00"),
         ("\ud800", "?"),
     ],
@@ -43,7 +43,8 @@ def test_nothing_harmful_is_left(text: str) -> None:
     assert printable(shown) == shown
 
 
-@given(st.characters(exclude_categories=[*HARMFUL, "Cf", "Cn"]))
+# Without plane 14, whose tags and variation selectors have none, and are escaped.
+@given(st.characters(max_codepoint=0xDFFFF, exclude_categories=[*HARMFUL, "Cf", "Cn"]))
 def test_what_has_a_shape_stays(one: str) -> None:
     assert printable(one) == one
 
