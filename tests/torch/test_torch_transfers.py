@@ -241,6 +241,14 @@ def test_batches_of_a_thread_are_its_own(backend_pools: Pools, other: str) -> No
     assert found == [[100, 100]] * 2
 
 
+@pytest.mark.parametrize("other", ["sums", "batches"])
+def test_batches_between_nodes_are_a_threads_own(
+    fresh_pool: Callable[[int, Setup], Pool], other: str
+) -> None:
+    pool = fresh_pool(2, Setup(init=False, nodes="ab"))
+    assert pool.run(on_backend, "fastcoll", batches_beside, other) == [[100, 100]] * 2
+
+
 # ---- the compiled backend alone ------------------------------------------------------------------
 
 

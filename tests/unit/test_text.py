@@ -43,7 +43,7 @@ def test_nothing_harmful_is_left(text: str) -> None:
     assert printable(shown) == shown
 
 
-# Without plane 14, whose tags and variation selectors have none, and are escaped.
+# Plane 14 is left out: its tags and variation selectors have no shape, and are escaped.
 @given(st.characters(max_codepoint=0xDFFFF, exclude_categories=[*HARMFUL, "Cf", "Cn"]))
 def test_what_has_a_shape_stays(one: str) -> None:
     assert printable(one) == one
