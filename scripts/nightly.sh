@@ -20,12 +20,13 @@ part() { # name command...
 }
 
 # In an environment of their own, as they bring packages that the other parts must not meet.
-real_programs() {
+real_programs() { # list of packages, constraints or nothing, tests...
   (
-    FASTCOLL_VENV=${FASTCOLL_VENV:-$PWD/.venv}-programs
+    FASTCOLL_VENV=${FASTCOLL_VENV:-$PWD/.venv}-$1
     install_checkout test
-    pip install -q -c constraints.txt -r tests/programs/nightly.txt
-    REAL_PROGRAMS=1 pytest -q tests/programs
+    # Without constraints.txt where it holds another version than the programs want.
+    pip install -q ${2:+-c "$2"} -r "tests/programs/$1.txt"
+    REAL_PROGRAMS=1 pytest -q "${@:3}"
   )
 }
 
@@ -38,7 +39,9 @@ part "long training" env TRAINING_STEPS=2000 python -m pytest -q tests/nodes/tes
 part "kills" python -m tests.faults.soak --kills 200
 part "fuzz what peers send" python -m tests.faults.fuzz --seconds 300
 part "fuzz what C++ reads" python -m tests.protocol.native.fuzz_bytes --seconds 300
-part "real programs" real_programs
+part "real programs" real_programs nightly constraints.txt \
+  tests/programs --ignore=tests/programs/test_titans.py
+part "torchtitan" real_programs titans "" tests/programs/test_titans.py
 # constraints.txt has the torch of CI, so these are the others.
 for torch in 2.11.0 2.12.0 2.14.0 2.15.0; do
   part "torch $torch" env "FASTCOLL_TORCH=$torch" \
