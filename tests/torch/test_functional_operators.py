@@ -55,6 +55,37 @@ def test_they_reach_the_group(backend_pools: Pools, bare_pools: Pools) -> None:
     assert same(ours, bare_pools(2).run(on_backend, "gloo", on_both))
 
 
+def of_one(rank: Rank) -> list[torch.Tensor]:
+    """Lists of one tensor, of a size that is known: on rank 0 behind a call of Python's."""
+    group: Any = dist.group.WORLD
+    me, size, store = rank.rank, rank.world_size, dist.distributed_c10d._get_default_store()
+    mine, whole = torch.arange(3.0) + me, torch.zeros(3 * size)
+    dist.all_gather_into_tensor(whole, mine)
+    dist.reduce_scatter_tensor(torch.zeros(3), whole)
+    found = []
+    for operator, *terms in (
+        (functional.all_gather_into_tensor, mine, size),
+        (functional.reduce_scatter_tensor, whole, "sum", size),
+    ):
+        event, strided = f"{operator} is behind", torch.ones(4, 2)[:, 0]
+        if me:
+            store.wait([event])
+        work: Any = dist.all_reduce(strided, async_op=True)  # Python's, on both backends
+        if me:
+            work.wait()
+        result = operator(*terms, group.group_name)
+        if not me:
+            store.set(event, "")
+        found.append(functional.wait_tensor(result).clone())
+    return found
+
+
+def test_a_list_of_one_is_the_plain_call(backend_pools: Pools, bare_pools: Pools) -> None:
+    """The compiled backend carries it out as such, if nothing is queued in Python."""
+    ours = backend_pools(2).run(on_backend, "fastcoll", of_one, deadline_s=COMPILE_S)
+    assert same(ours, bare_pools(2).run(on_backend, "gloo", of_one))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_they_reach_a_group_of_nodes(

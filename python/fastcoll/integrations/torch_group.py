@@ -136,11 +136,16 @@ class FastcollProcessGroup(BaseProcessGroup):
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> TorchWork | None:
         comm, is_async, limit_s = self._begin(opts)
-        return self._handle(
-            lists.all_gather_into_tensor_coalesced(
+        # The compiled backend makes the plain call of a list of one, and another rank may do so.
+        if len(outputs) == len(inputs) == 1:
+            work = moves.all_gather_into_tensor(
+                outputs[0], inputs[0], comm, is_async, timeout_s=limit_s
+            )
+        else:
+            work = lists.all_gather_into_tensor_coalesced(
                 outputs, inputs, comm, is_async, timeout_s=limit_s
             )
-        )
+        return self._handle(work)
 
     def reduce_scatter(
         self,
@@ -176,11 +181,16 @@ class FastcollProcessGroup(BaseProcessGroup):
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> TorchWork | None:
         comm, is_async, limit_s = self._begin(opts)
-        return self._handle(
-            lists.reduce_scatter_tensor_coalesced(
+        # See all_gather_single_coalesced.
+        if len(outputs) == len(inputs) == 1:
+            work = reductions.reduce_scatter_tensor(
+                outputs[0], inputs[0], op_of(opts), comm, is_async, timeout_s=limit_s
+            )
+        else:
+            work = lists.reduce_scatter_tensor_coalesced(
                 outputs, inputs, op_of(opts), comm, is_async, timeout_s=limit_s
             )
-        )
+        return self._handle(work)
 
     def gather(
         self,
