@@ -6,6 +6,9 @@ program here is a function of a rank that knows nothing of its backend; it must 
 returns on Gloo.
 """
 
+import os
+import re
+import signal
 import time
 from datetime import timedelta
 from typing import Any
@@ -17,7 +20,7 @@ import torch.distributed._functional_collectives as funcol
 
 import fastcoll
 from tests.support.backends import Program, in_cpp, on_backend, same
-from tests.support.harness import Attempt, Pools, Rank, attempt
+from tests.support.harness import Attempt, Pools, Rank, Setup, attempt
 from tests.support.launched import free_port
 
 
@@ -263,6 +266,47 @@ def test_the_monitored_barrier_of_torch(bare_pools: Any) -> None:
     [[one], _] = bare_pools(2).run(on_backend, "gloo", missing, False)
     assert one.kind != "CollectiveTimeout"
     assert "monitoredBarrier" in one.text
+
+
+def all_but_two(rank: Rank, wait_all: bool, limit: timedelta | None) -> list[str]:
+    """Ranks 1 and 2 do not come; return what the others' errors say of it."""
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    event = f"{dist.get_backend()} failed with {wait_all}, {limit}"
+    if rank.rank in (1, 2):
+        for other in (0, 3):
+            rank.wait_for(f"{event} on {other}")
+        return []
+    found = attempt(dist.monitored_barrier, group, limit, wait_all)
+    rank.tell(f"{event} on {rank.rank}")
+    return re.findall(r"Ranks? [\d, ]+ (?:failed to pass|successfully reached) \w+", found.text) + (
+        re.findall(r"in \d+ ms", found.text) if rank.rank == 0 else []
+    )
+
+
+@pytest.mark.parametrize("wait_all", [False, True])
+def test_a_monitored_barrier_names_ranks_as_on_gloo(backend_pools: Pools, wait_all: bool) -> None:
+    pool, limit = backend_pools(4), timedelta(seconds=0.7)
+    first, _, _, last = pool.run(on_backend, "gloo", all_but_two, wait_all, limit)
+    assert first[-1] == "in 700 ms"
+    ours = pool.run(on_backend, "fastcoll", all_but_two, wait_all, limit)
+    assert ours[0] == first
+    assert ours[3][:1] == last
+    ours = pool.run(on_backend, "fastcoll", all_but_two, wait_all, None)
+    assert ours[0] == [first[0], "in 500 ms"]  # the group's
+
+
+def late_by_its_death(rank: Rank) -> str:
+    dist.monitored_barrier(timeout=timedelta(seconds=20))
+    if rank.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return attempt(dist.monitored_barrier, None, timedelta(seconds=20)).text
+
+
+def test_a_monitored_barrier_names_a_dead_rank_as_on_gloo(fresh_pool: Any) -> None:
+    pool = fresh_pool(2, Setup(init=False))
+    pool.start(on_backend, "fastcoll", late_by_its_death)
+    [one] = pool.collect(ranks=[0])
+    assert "Rank 1 failed to pass monitoredBarrier in 20000 ms" in one.value
 
 
 def with_functions(rank: Rank) -> list[float]:

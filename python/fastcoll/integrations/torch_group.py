@@ -30,8 +30,9 @@ from torch._C._distributed_c10d import (
 )
 
 from fastcoll.api import lists, moves, reductions
+from fastcoll.calls.limits import seconds
 from fastcoll.calls.parts import PartsCall
-from fastcoll.errors import CollectiveTimeout, UsageError
+from fastcoll.errors import CollectiveTimeout, PeerLostError, UsageError
 from fastcoll.integrations.torch_arguments import (
     Limit,
     Lists,
@@ -273,23 +274,24 @@ class FastcollProcessGroup(BaseProcessGroup):
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
     ) -> None:
         """See `fastcoll.monitored_barrier`; the error starts with Gloo's text."""
-        if isinstance(timeout, timedelta):
-            timeout = timeout.total_seconds()
         me = self.rank()
-        if timeout == 0:
-            raise CollectiveTimeout(f"Rank {me} timed out in monitoredBarrier: its limit is 0 s")
+        limit_s = self.communicator.timeout_s if timeout is None else seconds(timeout)
+        if limit_s == 0:
+            raise CollectiveTimeout(f"Rank {me} timed out in monitoredBarrier after 0 ms.")
         try:
             self.communicator.monitored_barrier(timeout, wait_all_ranks)
-        except CollectiveTimeout as error:
+        except (CollectiveTimeout, PeerLostError) as error:
+            if not error.ranks:
+                raise
             missing = error.ranks if wait_all_ranks else error.ranks[:1]
-            names = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-            said = f"{names} failed to pass monitoredBarrier"
+            names = f"Rank{'s' if wait_all_ranks else ''} {', '.join(map(str, missing))}"
+            said = f"{names} failed to pass monitoredBarrier in {limit_s * 1e3:.0f} ms"
             if me != 0:
                 said = (
                     f"Rank {me} successfully reached monitoredBarrier, but received errors while "
                     f"waiting for send/recv from rank 0: {said}"
                 )
-            raise CollectiveTimeout(f"[Rank {me}]: {said}\n{error}", error.ranks) from None
+            raise type(error)(f"[Rank {me}]: {said}\n{error}", error.ranks) from None
 
     # ---- point-to-point --------------------------------------------------------------------------
 
