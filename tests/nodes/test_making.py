@@ -105,7 +105,7 @@ def test_gloo_does_not_wait_longer_for_a_connection_than_it_may() -> None:
             raise RuntimeError("the test says so")
 
     came = threading.Event()
-    here = shared, "lane", Deadline(LATE_S), came.set, (0, 1)
+    here = shared, "lane", Deadline(LATE_S), came.set, (0, 1), 0
     seconds = []
 
     def wait() -> None:

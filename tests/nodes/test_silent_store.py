@@ -73,7 +73,7 @@ def test_a_lane_ends_at_its_limit(monkeypatch: pytest.MonkeyPatch, after: int) -
     def never_asked(*_: Any) -> Any:
         raise AssertionError("a carrier was made without the others")
 
-    store = PollingStore(Silent(after), "lane", Deadline(LIMIT_S), lambda: None, (0, 1))
+    store = PollingStore(Silent(after), "lane", Deadline(LIMIT_S), lambda: None, (0, 1), 0)
     start = time.monotonic()
     with pytest.raises(CollectiveTimeout, match="did not answer"):
         make_lane(never_asked, store, 0, 2)

@@ -203,7 +203,7 @@ def interrupt_a_connecting_carrier(rank: Rank) -> Attempt:
     def make(*_: Any) -> Any:
         return dist.HashStore().get("what nobody sets")
 
-    store = PollingStore(dist.HashStore(), "lane", Deadline(20.0), lambda: None, (0,))
+    store = PollingStore(dist.HashStore(), "lane", Deadline(20.0), lambda: None, (0,), 0)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     return attempt(make_lane, make, store, 0, 1)
 

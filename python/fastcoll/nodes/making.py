@@ -118,7 +118,9 @@ class _Making:
         node_map = self.seat.node_map
         node, _ = node_map.places[self.seat.rank]
         ranks = node_map.ranks_of(lane)
-        store = PollingStore(self.own, f"lane{lane}", self.deadline, self.look, ranks)
+        store = PollingStore(
+            self.own, f"lane{lane}", self.deadline, self.look, ranks, self.seat.rank
+        )
         try:
             made = make_lane(make, store, node, node_map.num_nodes)
             self._greet(made, lane)

@@ -9,6 +9,7 @@ has a message there.
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.calls.transfer_work import TransferBetween, TransferWork
@@ -39,7 +40,7 @@ class AnySource(InOrder):
     def start(self, receive: Transfer, post: Callable[[], TransferWork]) -> TransferBetween:
         """Queue a receive; `post` makes it one of the node's too."""
         local: list[TransferWork] = []
-        on_interrupt = self._ends.on_interrupt(self._name(receive))
+        on_interrupt = partial(self._ends.give_up, self._name(receive))
         work = TransferBetween(lambda: self._run(receive, local[0]), receive, on_interrupt)
         try:
             with self._turns.starting:
@@ -63,11 +64,10 @@ class AnySource(InOrder):
                 return self._from_node(receive, local, deadline)
             channel.carry_out(receive, deadline=deadline)
             return channel.peer
-        except FastcollError as error:
+        except Exception as error:
             ignore_errors(local.withdraw)  # nothing is written to the user's memory from here on
-            if self.is_closed:
-                raise
-            raise self._ends.watch.fail(error) from error
+            self._fail(self._name(receive), error)
+            raise
         finally:
             self._turns.leave(receive)
 

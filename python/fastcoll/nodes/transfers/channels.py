@@ -52,6 +52,7 @@ _listening: dict[int, tuple[torch.Tensor, Started, Carrier]] = {}
 os.register_at_fork(after_in_child=_listening.clear)
 # How often a wait looks whether its peer is gone. Each look costs memory; see `Carrier.has_lost`.
 _LONELY_S = 1.0
+_NUM_WORDS = 4  # of a header
 MOST_CARRIERS = 64  # that a rank keeps to send on; those of its senders are theirs to end
 
 
@@ -110,19 +111,10 @@ class Ends:
         whom = "any rank" if peer == ANY else f"rank {peer}"
         return f"{verb} {to} {whom} with tag {tag} (seen by rank {self.seat.rank})"
 
-    def on_interrupt(self, name: str) -> Callable[[BaseException], None]:
-        """Return a function that ends the group: a signal ended this rank's wait for a transfer."""
-
-        def tell(error: BaseException) -> None:
-            rank = self.seat.rank
-            self.watch.fail(
-                PeerLostError(
-                    f"{name}: rank {rank} was interrupted ({type(error).__name__}) and left it",
-                    [rank],
-                )
-            )
-
-        return tell
+    def give_up(self, name: str, error: BaseException) -> None:
+        """End the group by an error of this rank's own: no memory, or a signal during a wait."""
+        rank, text = self.seat.rank, f"{type(error).__name__}: {error}".removesuffix(": ")
+        self.watch.fail(PeerLostError(f"{name}: rank {rank} gave it up: {text}", [rank]))
 
     def for_gpu(self, name: str, check: Callable[[], None], deadline: Deadline) -> WaitFor:
         """Return how a transfer waits for this rank's GPU."""
@@ -158,6 +150,14 @@ class InOrder:
 
     def _check(self) -> None:
         self._ends.check(self.is_closed)
+
+    def _fail(self, name: str, error: Exception) -> None:
+        """End the group by a transfer's error; raise the group's, unless it is this rank's own."""
+        if self.is_closed:
+            return
+        if isinstance(error, FastcollError):
+            raise self._ends.watch.fail(error) from error
+        self._ends.give_up(name, error)
 
     # The methods that the queue needs of its owner:
 
@@ -195,7 +195,8 @@ class Channel(InOrder):
             return self.peer
 
         told = partial(self._ends.waits.told, self.peer, self.sends)
-        work = TransferBetween(run, transfer, self._ends.on_interrupt(self._name()), told)
+        on_interrupt = partial(self._ends.give_up, self._name())
+        work = TransferBetween(run, transfer, on_interrupt, told)
         try:
             with self._turns.starting:
                 if not self.sends:
@@ -240,12 +241,13 @@ class Channel(InOrder):
     ) -> None:
         """Send a message, or receive one when it is this receive's turn, here and now."""
         array = transfer.array
-        payload = payload or HostPayload(transfer)
         ends_carrier = transfer.sends and len(self._ends.sending - {self}) >= MOST_CARRIERS
-        words = [array.dtype, array.numel, payload.piece_bytes, ends_carrier]
-        header = torch.tensor(words, dtype=torch.int64, device="cpu")
+        header = torch.zeros(_NUM_WORDS, dtype=torch.int64, device="cpu")
         try:
             self._check()
+            payload = payload or HostPayload(transfer)
+            words = [array.dtype, array.numel, payload.piece_bytes, ends_carrier]
+            header.copy_(torch.tensor(words, device="cpu"))
             if transfer.sends:
                 deadline = deadline or self._ends.deadline(transfer)
                 self._send(header, payload, deadline)
@@ -263,11 +265,10 @@ class Channel(InOrder):
                 ends_carrier = found[3]
             if ends_carrier:
                 self._end_carrier(deadline)
-        except FastcollError as error:
+        except Exception as error:
             self._abandon(payload, header, self._header)
-            if self.is_closed:
-                raise
-            raise self._ends.watch.fail(error) from error
+            self._fail(self._name(), error)
+            raise
 
     def _send(self, header: torch.Tensor, payload: Payload, deadline: Deadline) -> None:
         carrier = self._made(deadline)
@@ -299,7 +300,7 @@ class Channel(InOrder):
         """Return the header of the next message, which may still be coming."""
         carrier = self._made(deadline)
         if self._header is None:
-            header = torch.zeros(4, dtype=torch.int64, device="cpu")
+            header = torch.zeros(_NUM_WORDS, dtype=torch.int64, device="cpu")
             self._header = header, carrier.broadcast(header, 0)
         return self._header
 
@@ -330,13 +331,13 @@ class Channel(InOrder):
                 ends.board.append(senders_key(target, self._tag), str(source), left_s)
             name = f"from {source} to {target}, tag {self._tag}, carrier {self._num_carriers}"
             check = self._check_of_meeting()
-            store = PollingStore(ends.store, name, deadline, check, (source, target))
+            store = PollingStore(ends.store, name, deadline, check, (source, target), mine)
             try:
                 store.meet()
                 self._carrier = ends.make(store, int(not self.sends), 2, deadline.left_s())
             except RuntimeError as error:
                 self._check()  # torch may have wrapped the error that ended the wait
-                if isinstance(error, PeerLostError | UsageError):
+                if isinstance(error, FastcollError):
                     raise
                 raise self._late(deadline) from error
             self._num_carriers += 1

@@ -92,7 +92,7 @@ class LocalTransfers(Transfers):
         except BaseException as error:
             peer = ANY if transfer.peer == ANY else self.ranks[transfer.peer]
             name = self._ends.name(transfer.sends, peer, transfer.tag)
-            self._ends.on_interrupt(name)(error)
+            self._ends.give_up(name, error)
             raise
 
     def _verdict(self, error: FastcollError) -> FastcollError:

@@ -21,7 +21,6 @@ from functools import partial
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.calls.transfer_work import TransferBetween, TransferWork
 from fastcoll.calls.transfers import Transfer
-from fastcoll.errors import FastcollError
 from fastcoll.nodes.transfers.channels import Ends, InOrder
 from fastcoll.nodes.transfers.local import LocalTransfers
 from fastcoll.nodes.transfers.payloads import GpuPayload, HostPayload, copy_on_host
@@ -87,19 +86,20 @@ class Way(InOrder):
             posted = self._post(host)
             run = partial(self._receive, transfer, payload, host, posted)
 
+        name = self._ends.name(transfer.sends, rank, transfer.tag)
+
         def run_in_turn() -> int:
             try:
                 self._check()
                 run()
-            except FastcollError as error:
-                if self.is_closed:
-                    raise
-                raise self._ends.watch.fail(error) from error
+            except Exception as error:
+                self._fail(name, error)
+                raise
             return rank
 
-        name = self._ends.name(transfer.sends, rank, transfer.tag)
         told = partial(self._ends.waits.told, rank, transfer.sends)
-        work = TransferBetween(run_in_turn, transfer, self._ends.on_interrupt(name), told)
+        on_interrupt = partial(self._ends.give_up, name)
+        work = TransferBetween(run_in_turn, transfer, on_interrupt, told)
         try:
             self._queue.put(work)
         except BaseException as error:  # the next receive gets the message

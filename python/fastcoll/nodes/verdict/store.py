@@ -8,7 +8,8 @@ The ranks of a lane meet here before they connect, and either all of them connec
 ends Gloo's wait for a connection, which lasts five times the limit that Gloo is given. A rank that
 left for an error elsewhere would leave its peer there. So one entry, written once, says whether the
 lane connects. The last rank to arrive writes yes; a rank that must leave writes no. After that only
-the loss of a rank ends a wait, and Gloo is given a fifth of the limit.
+the loss of a rank ends a wait, and Gloo is given a fifth of the limit. A rank without descriptors
+for the connections writes no: Gloo ends a process that can't accept one.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,10 +20,12 @@ from torch.distributed import PrefixStore, Store
 
 from fastcoll.bootstrap.blocking_calls import ask
 from fastcoll.bootstrap.deadline import Deadline
+from fastcoll.bootstrap.os_errors import check_connections
 from fastcoll.errors import CollectiveTimeout, FastcollError, PeerLostError
 from fastcoll.nodes.verdict.backoff import wait_until
 
 _PAUSES_S = 1e-3, 0.05  # each question is one to the store
+_SPARE = 8  # descriptors beside those of a lane: its first one takes some, and other threads do
 _LAST_S = 0.5  # for the store to answer a question at the end of the limit
 _GO, _STOP = b"go", b"stop"
 T = TypeVar("T")
@@ -41,12 +44,17 @@ class PollingStore(Store):
         deadline: Deadline,
         look: Callable[[], None],
         ranks: Iterable[int],
+        mine: int,
     ) -> None:
-        """Stand for a part of `store` that `ranks` use; an error of `look` ends a wait."""
+        """Stand for a part of `store` that `ranks` use; an error of `look` ends a wait.
+
+        `mine` is the rank of this process.
+        """
         super().__init__()
         self.deadline = deadline
         self._look = look
         self._ranks = frozenset(ranks)
+        self._mine = mine
         self._under = PrefixStore(prefix, store)
         self._all_go = False
 
@@ -57,6 +65,7 @@ class PollingStore(Store):
         error and has to leave.
         """
         try:
+            check_connections(self._mine, len(self._ranks) - 1 + _SPARE)
             if self.add("here", 1) == len(self._ranks):
                 fate = self._decide(_GO)
             else:
