@@ -4,6 +4,7 @@
 import gc
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -271,3 +272,39 @@ def closed_meanwhile(rank: Rank) -> str:
 
 def test_a_receive_that_begins_behind_the_end_ends(fresh_pool: FreshPool) -> None:
     assert cluster(fresh_pool, "aab").run(closed_meanwhile) == ["UsageError"] * 3
+
+
+def let_go_while_listening(rank: Rank, fails: bool) -> bool:
+    """Rank 0 listens to rank 2 when its group is collected; rank 2 has its own for longer.
+
+    The group had an error and an end, or neither.
+    """
+    group = rank.comm.new_group()
+    if rank.rank == 2:
+        group.send(torch.ones(1), 0)
+    if rank.rank == 1:
+        rank.wait_for("rank 0 listens")
+        group.abort() if fails else group.send(torch.ones(1), 0)
+    if rank.rank == 0:
+        assert group.recv(torch.ones(1)) == 2
+        work = group.irecv(torch.ones(1))
+        [channel] = group._transfers._channels.values()
+        while channel._header is None:
+            time.sleep(0.01)
+        rank.tell("rank 0 listens")
+        assert attempt(work.wait).kind == ("AbortedError" if fails else "")
+        if fails:
+            group.close()
+        there = weakref.ref(channel)
+        del group, work, channel
+        gc.collect()
+        rank.tell("rank 0 let go")
+        return there() is None
+    rank.wait_for("rank 0 let go")
+    return not group.closed
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_group_that_listens_can_be_let_go(fresh_pool: FreshPool, fails: bool) -> None:
+    """Else Gloo's end would wait, in the garbage collection, until rank 2 lets go."""
+    assert cluster(fresh_pool, "aab").run(let_go_while_listening, fails) == [True] * 3

@@ -43,7 +43,7 @@ from fastcoll.nodes.verdict.wait_chain import Waits
 from fastcoll.nodes.verdict.watch import Watch
 from fastcoll.types import DType
 
-# Memory that a carrier may still read or write after an error; gone with the process.
+# Memory of others that a carrier may use after an error; gone with the process.
 _abandoned: list[object] = []
 # Closed channels of this process that still listen: a header, its transfer, and their carrier, by
 # the carrier's identity.
@@ -52,14 +52,13 @@ _listening: dict[int, tuple[torch.Tensor, Started, Carrier]] = {}
 os.register_at_fork(after_in_child=_listening.clear)
 # How often a wait looks whether its peer is gone. Each look costs memory; see `Carrier.has_lost`.
 _LONELY_S = 1.0
-_NUM_WORDS = 4  # of a header
 MOST_CARRIERS = 64  # that a rank keeps to send on; those of its senders are theirs to end
 
 
 def _keep_listening(header: torch.Tensor, started: Started, carrier: Carrier) -> None:
     """Keep a carrier that waits for a header until its peer has left it, too.
 
-    Each closed group that received from any rank would keep threads and memory otherwise.
+    The carrier's own end would wait for that. To keep it for ever would take threads and memory.
     """
     carrier.abandon()  # as this process may end before
     _listening[id(carrier)] = header, started, carrier
@@ -195,8 +194,7 @@ class Channel(InOrder):
             return self.peer
 
         told = partial(self._ends.waits.told, self.peer, self.sends)
-        on_interrupt = partial(self._ends.give_up, self._name())
-        work = TransferBetween(run, transfer, on_interrupt, told)
+        work = TransferBetween(run, transfer, partial(self._ends.give_up, self._name()), told)
         try:
             with self._turns.starting:
                 if not self.sends:
@@ -210,13 +208,17 @@ class Channel(InOrder):
 
     def close(self) -> None:
         super().close()
-        if self._carrier is None or self._ends.watch.error is not None:
-            return
+        self._go_on_listening()
         carrier, self._carrier = self._carrier, None
-        if self._header is None:
+        if carrier is not None and self._ends.watch.error is None:
             carrier.close()
-        else:
-            _keep_listening(*self._header, carrier)
+
+    def _go_on_listening(self) -> None:
+        if self._carrier is not None and self._header is not None:
+            _keep_listening(*self._header, self._carrier)
+            self._carrier = None
+
+    __del__ = _go_on_listening  # where a program drops its group without an end
 
     def is_offered(self, deadline: Deadline) -> bool:
         """Return whether the next message has begun to come; for the receive whose turn it is.
@@ -242,12 +244,11 @@ class Channel(InOrder):
         """Send a message, or receive one when it is this receive's turn, here and now."""
         array = transfer.array
         ends_carrier = transfer.sends and len(self._ends.sending - {self}) >= MOST_CARRIERS
-        header = torch.zeros(_NUM_WORDS, dtype=torch.int64, device="cpu")
         try:
             self._check()
             payload = payload or HostPayload(transfer)
             words = [array.dtype, array.numel, payload.piece_bytes, ends_carrier]
-            header.copy_(torch.tensor(words, device="cpu"))
+            header = torch.tensor(words, dtype=torch.int64, device="cpu")
             if transfer.sends:
                 deadline = deadline or self._ends.deadline(transfer)
                 self._send(header, payload, deadline)
@@ -266,7 +267,7 @@ class Channel(InOrder):
             if ends_carrier:
                 self._end_carrier(deadline)
         except Exception as error:
-            self._abandon(payload, header, self._header)
+            self._abandon(payload, self._header)
             self._fail(self._name(), error)
             raise
 
@@ -300,7 +301,7 @@ class Channel(InOrder):
         """Return the header of the next message, which may still be coming."""
         carrier = self._made(deadline)
         if self._header is None:
-            header = torch.zeros(_NUM_WORDS, dtype=torch.int64, device="cpu")
+            header = torch.zeros(4, dtype=torch.int64, device="cpu")
             self._header = header, carrier.broadcast(header, 0)
         return self._header
 
@@ -392,7 +393,8 @@ class Channel(InOrder):
     def _name(self) -> str:
         return self._ends.name(self.sends, self.peer, self._tag)
 
-    def _abandon(self, *what: object) -> None:
-        _abandoned.append(what)
+    def _abandon(self, *memory: object) -> None:
+        _abandoned.append(memory)
         if self._carrier is not None:
             self._carrier.abandon()
+        self._carrier = self._header = None
