@@ -112,6 +112,21 @@ def test_three_nodes(open_mpi: MakePool) -> None:
     assert_mpi_is_asked(pool, nodes, [*usual, *fast], "all_gather", "all_reduce")
 
 
+def send_huge(rank: Rank) -> int:
+    """A message of more bytes than an `int` counts, of which most stay untouched by the sender."""
+    huge = torch.zeros((2 << 30) + 5, dtype=torch.uint8)
+    if rank.rank == 0:
+        huge[-1] = 7
+        rank.comm.send(huge, 1)
+    else:
+        rank.comm.recv(huge, 0)
+    return int(huge[-1])
+
+
+def test_a_message_of_more_than_two_gib(open_mpi: MakePool) -> None:
+    assert open_mpi("ab").run(send_huge) == [7, 7]
+
+
 @pytest.fixture
 def broken_pool(open_mpi: MakePool) -> Iterator[Pool]:
     """Ranks for one test, which may break them."""

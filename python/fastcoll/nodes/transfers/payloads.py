@@ -3,8 +3,8 @@
 
 Decides how large pieces are, and how a tensor on a GPU gets through the host. Its pieces take turns
 in two pieces of pinned memory, which a stream of fastcoll's own copies to or from. The sender cuts.
-A tensor on a CPU is one piece, and a copy of the whole if the receiver is on a GPU. Must not know
-the peer, nor the carrier.
+A tensor on a CPU is one piece, unless it is huge, and a copy of the whole if the receiver is on a
+GPU. Must not know the peer, nor the carrier.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ from fastcoll.types import TORCH_DTYPES, DType
 # Of a GPU's. Not measured: large against the start of a copy and of a transfer, small against the
 # memory of a host.
 PIECE_BYTES = 8 << 20
+_MOST_BYTES = 1 << 30  # of a piece of the CPU's memory: MPI counts bytes by its `int`
 _NUM_SLOTS = 2  # one is copied while the other one travels
 
 # Waits until its argument returns True; raises the error that ends the wait.
@@ -71,7 +72,7 @@ class HostPayload:
         self._transfer = transfer
         self._dense = array if array.dense else dense_copy(array, fill=transfer.sends)
         self.bytes = tensor_at(self._dense.ptr, DType.uint8, self._dense.num_bytes)
-        self._cut(max(1, array.num_bytes))
+        self._cut(min(max(1, array.num_bytes), _MOST_BYTES))
 
     def _cut(self, piece_bytes: int) -> None:
         self.piece_bytes = piece_bytes
@@ -199,7 +200,7 @@ def copy_on_host(transfer: Transfer) -> Transfer:
 
 
 class _Whole(HostPayload):
-    """Receives a message for a GPU that comes in one piece."""
+    """Receives a message for a GPU that comes in the pieces of a CPU's."""
 
     def __init__(self, target: GpuPayload) -> None:
         super().__init__(copy_on_host(target.transfer))
