@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fastcoll.errors import FastcollError
-from fastcoll.nodes.transfers import channels
+from fastcoll.nodes.transfers import listening
 from fastcoll.nodes.transfers.staged import Way
 from tests.nodes.test_node_transfers import Clusters, FreshPool, cluster
 from tests.support.harness import LATE_S, Attempt, Rank, attempt
@@ -143,14 +143,14 @@ def test_a_handler_that_closes_a_group() -> None:
     """It comes while the connections of another closed group are looked through."""
 
     def keep(one: Any) -> None:
-        channels._keep_listening(torch.zeros(4), one, one)
+        listening.keep_listening(torch.zeros(4), one, one)
 
     def check(number: int) -> bool:
         first, second = Listening(), Listening()
-        has_step = interrupted(lambda: keep(first), lambda: keep(second), number, "channels")
+        has_step = interrupted(lambda: keep(first), lambda: keep(second), number, "listening")
         keep(Listening())
         assert (first.num_regained, second.num_regained) == (1, int(has_step))
-        assert not channels._listening
+        assert not listening._listening
         return has_step
 
     within_deadline(lambda: at_each_step(check))
@@ -166,7 +166,7 @@ def test_a_child_that_closes_a_group() -> None:
         gate.wait()
 
     one.at_look = look
-    thread = threading.Thread(target=channels._keep_listening, args=(header, one, one))
+    thread = threading.Thread(target=listening.keep_listening, args=(header, one, one))
     thread.start()
     looks.wait()
     child = os.fork()
@@ -174,7 +174,7 @@ def test_a_child_that_closes_a_group() -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(10)
         try:
-            channels._keep_listening(header, other, other)
+            listening.keep_listening(header, other, other)
         finally:
             os._exit(other.num_regained)
     gate.set()

@@ -91,6 +91,23 @@ def test_a_transfer_that_fails_in_a_node_is_named(clusters: Clusters) -> None:
     assert "recv(float32, numel=4, src=1" in found.text
 
 
+def makes_no_carrier(rank: Rank) -> Attempt:
+    """Rank 1 can't make a connection, as where no thread can be had."""
+    if rank.rank == 2:
+        return attempt(rank.comm.recv, torch.ones(1), 1)
+    ends = rank.comm._transfers._ends
+    if rank.rank == 1:
+        object.__setattr__(ends, "make", mock.Mock(side_effect=RuntimeError("no thread")))
+        return attempt(rank.comm.send, torch.ones(1), 0)
+    return attempt(rank.comm.recv, torch.ones(1), 1)
+
+
+def test_a_connection_that_can_not_be_made_is_no_late_peer(fresh_pool: FreshPool) -> None:
+    for one in cluster(fresh_pool).run(makes_no_carrier):
+        assert (one.kind, one.ranks) == ("PeerLostError", (0, 1)), one
+        assert "one of ranks [0, 1] can't connect: no thread" in one.text, one
+
+
 # ---- many tags -----------------------------------------------------------------------------------
 
 

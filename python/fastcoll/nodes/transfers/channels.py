@@ -14,11 +14,9 @@ other ranks are connected. A sender writes in the store that it begins, and a re
 connects to those senders (any_source.py).
 """
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -34,6 +32,7 @@ from fastcoll.calls.transfers import ANY, Transfer
 from fastcoll.calls.work import CallQueue
 from fastcoll.errors import CollectiveTimeout, DesyncError, FastcollError, PeerLostError, UsageError
 from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier, Started
+from fastcoll.nodes.transfers.listening import keep_listening
 from fastcoll.nodes.transfers.payloads import HostPayload, Payload, WaitFor
 from fastcoll.nodes.transfers.turns import Turns
 from fastcoll.nodes.verdict.backoff import wait_until
@@ -45,28 +44,9 @@ from fastcoll.types import DType
 
 # Memory of others that a carrier may use after an error; gone with the process.
 _abandoned: list[object] = []
-# Closed channels of this process that still listen: a header, its transfer, and their carrier, by
-# the carrier's identity.
-_listening: dict[int, tuple[torch.Tensor, Started, Carrier]] = {}
-# The carriers that a forked child inherits have none of their threads.
-os.register_at_fork(after_in_child=_listening.clear)
 # How often a wait looks whether its peer is gone. Each look costs memory; see `Carrier.has_lost`.
 _LONELY_S = 1.0
 MOST_CARRIERS = 64  # that a rank keeps to send on; those of its senders are theirs to end
-
-
-def _keep_listening(header: torch.Tensor, started: Started, carrier: Carrier) -> None:
-    """Keep a carrier that waits for a header until its peer has left it, too.
-
-    The carrier's own end would wait for that. To keep it for ever would take threads and memory.
-    """
-    carrier.abandon()  # as this process may end before
-    _listening[id(carrier)] = header, started, carrier
-    for key, (_, other, left) in list(_listening.items()):
-        if other.is_completed():
-            with suppress(KeyError):  # another thread has found it, too
-                del _listening[key]
-                left.regain()
 
 
 def senders_key(target: int, tag: int) -> str:
@@ -215,7 +195,7 @@ class Channel(InOrder):
 
     def _go_on_listening(self) -> None:
         if self._carrier is not None and self._header is not None:
-            _keep_listening(*self._header, self._carrier)
+            keep_listening(*self._header, self._carrier)
             self._carrier = None
 
     __del__ = _go_on_listening  # where a program drops its group without an end
@@ -340,11 +320,20 @@ class Channel(InOrder):
                 self._check()  # torch may have wrapped the error that ended the wait
                 if isinstance(error, FastcollError):
                     raise
-                raise self._late(deadline) from error
+                raise self._unconnected(deadline, error) from error
             self._num_carriers += 1
             if self.sends:
                 ends.sending.add(self)
         return self._carrier
+
+    def _unconnected(self, deadline: Deadline, reason: RuntimeError) -> FastcollError:
+        """Return the error of a carrier that could not be made, by this rank or by the peer."""
+        if deadline.passed():
+            return self._late(deadline)
+        ranks = sorted((self._ends.seat.rank, self.peer))
+        return self._ends.watch.heard() or PeerLostError(
+            f"{self._name()}: one of ranks {ranks} can't connect: {reason}", ranks
+        )
 
     def _end_carrier(self, deadline: Deadline) -> None:
         """End the carrier, once the receiver has said that it has all.
