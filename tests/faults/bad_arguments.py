@@ -82,6 +82,7 @@ def mistakes_of_options(world: int) -> dict[str, Mistake]:
         "limit 0": (all_reduce(six, timeout_s=0), USAGE, ("timeout_s", "0")),
         "limit -1": (all_reduce(six, timeout_s=-1), USAGE, ("timeout_s", "-1")),
         "limit nan": (all_reduce(six, timeout_s=float("nan")), USAGE, ("timeout_s", "nan")),
+        "limit of 2**1024": (all_reduce(six, timeout_s=2**1024), USAGE, ("timeout_s",)),
         "limit auto": (all_reduce(six, timeout_s="auto"), USAGE, ("timeout_s", "auto")),
         "limit in text": (all_reduce(six, timeout_s="3"), USAGE, ("timeout_s", "'3'")),
         "limit True": (all_reduce(six, timeout_s=True), USAGE, ("timeout_s", "True")),

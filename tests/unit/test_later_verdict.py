@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from torch.distributed import HashStore
@@ -18,6 +19,7 @@ from fastcoll.nodes.gpus import in_flight
 from fastcoll.nodes.transfers.channels import Channel, Ends
 from fastcoll.nodes.transfers.local import LocalTransfers
 from fastcoll.nodes.transfers.turns import Turns
+from fastcoll.nodes.verdict import board as board_module
 from fastcoll.nodes.verdict import watch
 from fastcoll.nodes.verdict.board import Board
 
@@ -75,6 +77,18 @@ def test_a_rank_that_listens_breaks_its_node_by_a_verdict_of_its_call(later: boo
     made, node = make_watch(CALL + later)
     made.listen()
     assert node.is_broken is not later
+
+
+def test_a_question_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ran here, for want of a thread, and that a signal or want of memory ended."""
+    monkeypatch.setattr(board_module, "_run_beside", lambda task: task())
+    board = Board(HashStore(), "nonce")
+    board.decide_verdict(AbortedError("the test says so", [1]))
+    with monkeypatch.context() as refused:
+        refused.setattr(board_module, "told_in", mock.Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            board.verdict()
+    assert isinstance(board.verdict(), AbortedError)
 
 
 @pytest.mark.parametrize(("num_nodes", "blamed"), [(2, [1]), (3, [2])])

@@ -80,7 +80,7 @@ def seconds(time: object) -> float:
         return time.total_seconds()
     try:
         return nan if isinstance(time, str | bool) else float(time)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return nan
 
 

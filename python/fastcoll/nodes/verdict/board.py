@@ -183,8 +183,10 @@ class Board:
                 self.verdict_sequence = int(sequence)
                 self._verdict = told_in(text)
 
-        self._ignore_errors(get)
-        self._asking.clear()
+        try:
+            self._ignore_errors(get)
+        finally:  # also where there is no memory, or a signal: the next question may be answered
+            self._asking.clear()
 
     def _ask(self, question: Callable[[], T], limit_s: float | None = None) -> T | None:
         if self._is_lost:
