@@ -32,6 +32,16 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def error_in_words(error: BaseException) -> str:
+    """Return an error's class and text, which can be encoded; its own code may raise, too."""
+    try:
+        words = str(error)
+    except Exception as another:
+        words = f"its text raised {type(another).__name__}"
+    named = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    return named.encode(errors="replace").decode()
+
+
 def say(text: str, level: int = logging.WARNING) -> None:
     """Log one line to the logger "fastcoll"; it goes to stderr unless the program has a handler.
 

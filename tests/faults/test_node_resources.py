@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,32 +15,36 @@ from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 NUMEL = 1 << 26  # of which no byte is touched
 
 
-def strided_without_memory(rank: Rank, sends: bool) -> list[Attempt]:
+def strided_without_memory(rank: Rank, what: str) -> list[Attempt]:
     """Rank 1 has no memory for the copy that travels in place of a strided tensor.
 
     Returns:
-        The errors of the transfer and of the next call.
+        The errors of the call or transfer, and of the next call.
     """
-    group = rank.comm.new_group(timeout_s=3 * LIMIT_S)
-    tensor = torch.ones(1).expand(NUMEL) if sends else torch.empty(2 * NUMEL)[::2]
+    group, sends = rank.comm.new_group(timeout_s=3 * LIMIT_S), rank.rank == 1
+    tensor = torch.ones(1).expand(NUMEL) if what == "sent" else torch.empty(2 * NUMEL)[::2]
     if rank.rank == 0:
         tensor = torch.empty(NUMEL)
-    start = group.isend if sends == (rank.rank == 1) else group.irecv
+    if what == "received":
+        sends = not sends
+    start = partial(group.isend if sends else group.irecv, tensor, 1 - rank.rank)
+    if what == "reduced":
+        start = partial(group.all_reduce, tensor, async_op=True)
     with little_memory(2) if rank.rank == 1 else nullcontext():
-        return [attempt(start(tensor, 1 - rank.rank).wait), attempt(group.barrier)]
+        return [attempt(start().wait), attempt(group.barrier)]
 
 
-@pytest.mark.parametrize("sends", [True, False], ids=["sent", "received"])
+@pytest.mark.parametrize("what", ["sent", "received", "reduced"])
 def test_a_strided_tensor_between_nodes_without_memory(
-    fresh_pool: Callable[..., Pool], sends: bool
+    fresh_pool: Callable[..., Pool], what: str
 ) -> None:
     [told, then], [own, then_too] = fresh_pool(2, Setup(nodes="ab")).run(
-        strided_without_memory, sends
+        strided_without_memory, what
     )
     assert own.kind == "RuntimeError" and "allocate memory" in own.text, own
     for one in (told, then, then_too):
         assert (one.kind, one.ranks) == ("PeerLostError", (1,)), one
-        assert "rank 1 gave it up: RuntimeError" in one.text, one
+        assert "rank 1 gave " in one.text and "allocate memory" in one.text, one
         assert one.seconds < SOON_S, one
 
 

@@ -23,6 +23,7 @@ import torch
 from fastcoll.calls.group_calls import GroupCalls
 from fastcoll.calls.tensors import checked_rank
 from fastcoll.errors import DesyncError, UsageError
+from fastcoll.text import error_in_words
 
 # Such a message travels beside the arrival line of its rank.
 _PACKET_BYTES = 1024
@@ -218,7 +219,7 @@ class ObjectMethods(GroupCalls):
         packed = _packed(object_list, weights_only)
         self.send(_packet_of(packed), dst)
         if packed.error is not None:
-            text = f"objects can't be packed ({_problem_of(packed.error)}); rank {dst} is told"
+            text = f"objects can't be packed ({error_in_words(packed.error)}); rank {dst} is told"
             raise UsageError(text) from packed.error
         if (message := _array_on(packed)).size > _ROOM_BYTES:
             self.send(message, dst)
@@ -283,15 +284,6 @@ def _packed(obj: Any, weights_only: bool) -> _Packed:
     return packed
 
 
-def _problem_of(error: Exception) -> str:
-    """Return an error in words that can be encoded; its own code may raise, too."""
-    try:
-        words = str(error)
-    except Exception as another:
-        words = f"its text raised {type(another).__name__}"
-    return f"{type(error).__name__}: {words}".encode(errors="replace").decode()
-
-
 def _packet_of(packed: _Packed, word: int = 0) -> _Bytes:
     """Return the packet of packed objects: they themselves if they fit in, or their problem."""
     packet = bytearray(_PACKET_BYTES)
@@ -299,7 +291,7 @@ def _packet_of(packed: _Packed, word: int = 0) -> _Bytes:
         data = packed.getbuffer()
         length = len(data)
     else:
-        data = memoryview(_problem_of(packed.error).encode()[:_ROOM_BYTES])
+        data = memoryview(error_in_words(packed.error).encode()[:_ROOM_BYTES])
         length = -len(data)
     _WORDS.pack_into(packet, 0, length, word)
     if length <= _ROOM_BYTES:

@@ -53,6 +53,7 @@ from fastcoll.nodes.transfers.transfers import NodeTransfers
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.nodes.verdict.wait_chain import Waits
 from fastcoll.nodes.verdict.watch import Watch, ignore_errors
+from fastcoll.text import error_in_words
 from fastcoll.types import ITEMSIZE
 
 # Arguments of calls that failed while a carrier still read them; gone with the process.
@@ -237,7 +238,7 @@ class HierarchicalCommunicator(BaseGroup):
                 raise self._watch.fail(error) from error
             except BaseException as error:
                 self._abandon(operands)
-                gave_up = f"rank {self.rank} gave up {header.describe()}: {type(error).__name__}"
+                gave_up = f"rank {self.rank} gave up {header.describe()}: {error_in_words(error)}"
                 self._watch.fail(PeerLostError(gave_up, [self.rank]))
                 raise
 

@@ -25,6 +25,7 @@ from fastcoll.nodes.verdict.backoff import wait_until
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.nodes.verdict.store import PollingStore
 from fastcoll.nodes.verdict.watch import GRACE_S
+from fastcoll.text import error_in_words
 from fastcoll.types import Verb
 
 
@@ -35,7 +36,7 @@ def decide_verdict(board: Board, seat: Seat, error: BaseException) -> BaseExcept
     """
     if isinstance(error, CollectiveTimeout | PeerLostError | DriverError):
         return board.decide_verdict(error)
-    reason = f"rank {seat.rank} gave up: {type(error).__name__}: {error}"
+    reason = f"rank {seat.rank} gave up: {error_in_words(error)}"
     board.decide_verdict(PeerLostError(reason, [seat.rank]))
     return error
 

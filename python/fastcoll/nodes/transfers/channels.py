@@ -40,6 +40,7 @@ from fastcoll.nodes.verdict.board import Board
 from fastcoll.nodes.verdict.store import PollingStore
 from fastcoll.nodes.verdict.wait_chain import Waits
 from fastcoll.nodes.verdict.watch import Watch
+from fastcoll.text import error_in_words
 from fastcoll.types import DType
 
 # Memory of others that a carrier may use after an error; gone with the process.
@@ -92,8 +93,9 @@ class Ends:
 
     def give_up(self, name: str, error: BaseException) -> None:
         """End the group by an error of this rank's own: no memory, or a signal during a wait."""
-        rank, text = self.seat.rank, f"{type(error).__name__}: {error}".removesuffix(": ")
-        self.watch.fail(PeerLostError(f"{name}: rank {rank} gave it up: {text}", [rank]))
+        rank = self.seat.rank
+        gave_up = f"{name}: rank {rank} gave it up: {error_in_words(error)}"
+        self.watch.fail(PeerLostError(gave_up, [rank]))
 
     def for_gpu(self, name: str, check: Callable[[], None], deadline: Deadline) -> WaitFor:
         """Return how a transfer waits for this rank's GPU."""
