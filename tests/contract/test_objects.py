@@ -269,26 +269,6 @@ def test_ranks_that_differ_in_weights_only(pools: Pools) -> None:
         assert "weights_only=False" in found.text
 
 
-def mistakes(rank: Rank) -> list[Attempt]:
-    comm, world = rank.comm, rank.world_size
-    return [
-        attempt(comm.all_gather_object, [None] * (world + 1), 1),
-        attempt(comm.gather_object, 1, None, rank.rank),
-        attempt(comm.broadcast_object_list, [1], world),
-        attempt(comm.scatter_object_list, [], [1] * world, rank.rank),
-        attempt(comm.scatter_object_list, [None], [1], rank.rank),
-        attempt(comm.send_object_list, (1, 2), 0),
-        attempt(comm.send_object_list, [1], world),
-        attempt(comm.recv_object_list, None, 0),
-    ]
-
-
-def test_mistakes_are_refused_and_do_no_harm(pools: Pools) -> None:
-    for row in pools(2).run(mistakes):
-        assert [one.kind for one in row] == ["UsageError"] * 8
-    assert pools(2).run(every_verb, 0)[1][3] == ["for 1", "kept"]
-
-
 def lengths_differ(rank: Rank) -> list[str]:
     kinds = [attempt(rank.comm.broadcast_object_list, [1] * (1 + rank.rank), 0).kind]
     return [*kinds, attempt(rank.comm.barrier).kind]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes in the arguments of calls: the call, the class of its error, and words of the text.
+"""Mistakes in the arguments of calls: the call, and what its error says.
 
-By subject, each mistake with a name. Every tensor is made anew for each use.
+By subject, each mistake with a name. Every tensor is made anew for each use. Parts of the error's
+text have " ... " in between. The error is a UsageError, unless the text begins with its class.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,8 @@ import torch.distributed as dist
 import fastcoll
 from fastcoll.types import DType
 
-Mistake = tuple[Callable[[Any], Any], str, tuple[str, ...]]  # the call, the error, words of it
-USAGE, UNSUPPORTED = "UsageError", "UnsupportedError"
+Call = Callable[[Any], Any]  # of a communicator
+Mistake = tuple[Call, str]  # the call, and parts of the error's text
 FOREIGN_DTYPES = {"float8_e8m0fnu", "complex32"} - {dtype.name for dtype in DType}
 
 
@@ -24,15 +25,22 @@ def filled(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.full(shape, 1, dtype=dtype)
 
 
-def all_reduce(tensor: Any, *args: Any, **options: Any) -> Callable[[Any], Any]:
+def is_told(kind: str, text: str, wanted: str) -> bool:
+    """Whether an error is of the class, and has the parts of the text, that a mistake names."""
+    of_class, _, parts = wanted.rpartition("Error: ")
+    is_kind = kind == f"{of_class or 'Usage'}Error"
+    return is_kind and all(part in text for part in parts.split(" ... "))
+
+
+def all_reduce(tensor: Any, *args: Any, **options: Any) -> Call:
     return lambda comm: comm.all_reduce(tensor, *args, **options)
 
 
-def scatter(output: Any, given: Any) -> Callable[[Any], Any]:
+def scatter(output: Any, given: Any) -> Call:
     return lambda comm: comm.reduce_scatter_tensor(output, given)
 
 
-def gather(output: Any, given: Any) -> Callable[[Any], Any]:
+def gather(output: Any, given: Any) -> Call:
     return lambda comm: comm.all_gather_into_tensor(output, given)
 
 
@@ -42,7 +50,7 @@ def with_storage(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
     return tensor
 
 
-def _copied(tensor: Any) -> Callable[[Any], Any]:
+def _copied(tensor: Any) -> Call:
     return lambda comm: fastcoll.from_tensor(tensor, group=comm)
 
 
@@ -54,7 +62,7 @@ def _reduced(comm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return reduced
 
 
-def _with_group(group: object) -> Callable[[Any], Any]:
+def _with_group(group: object) -> Call:
     return lambda comm: fastcoll.all_reduce(torch.ones(6), group=group)
 
 
@@ -65,41 +73,36 @@ def mistakes_of_options(world: int) -> dict[str, Mistake]:
     return {
         "unknown algorithm": (
             all_reduce(six, algorithm="fast"),
-            USAGE,
-            ("fast", "one_shot", "two_shot", "ring", "chain"),
+            "fast ... one_shot ... two_shot ... ring ... chain",
         ),
         "unknown schedule": (
             all_reduce(six, algorithm="schedule:rings"),
-            USAGE,
-            ("all_reduce has no schedule 'rings', did you mean ring?", "one_shot"),
+            "all_reduce has no schedule 'rings', did you mean ring? ... one_shot",
         ),
-        "algorithm of moves": (all_reduce(six, algorithm="direct"), UNSUPPORTED, ("direct",)),
-        "algorithm is no text": (all_reduce(six, algorithm=3), USAGE, ("algorithm", "3")),
-        "algorithm cannot be hashed": (all_reduce(six, algorithm=["ring"]), USAGE, ("algorithm",)),
-        "algorithm is None": (all_reduce(six, algorithm=None), USAGE, ("algorithm", "None")),
-        "unknown numerics": (all_reduce(six, numerics="exact"), USAGE, ("numerics", "exact")),
-        "numerics auto": (all_reduce(six, numerics="auto"), USAGE, ("numerics", "auto")),
-        "limit 0": (all_reduce(six, timeout_s=0), USAGE, ("timeout_s", "0")),
-        "limit -1": (all_reduce(six, timeout_s=-1), USAGE, ("timeout_s", "-1")),
-        "limit nan": (all_reduce(six, timeout_s=float("nan")), USAGE, ("timeout_s", "nan")),
-        "limit of 2**1024": (all_reduce(six, timeout_s=2**1024), USAGE, ("timeout_s",)),
-        "limit auto": (all_reduce(six, timeout_s="auto"), USAGE, ("timeout_s", "auto")),
-        "limit in text": (all_reduce(six, timeout_s="3"), USAGE, ("timeout_s", "'3'")),
-        "limit True": (all_reduce(six, timeout_s=True), USAGE, ("timeout_s", "True")),
+        "algorithm of moves": (all_reduce(six, algorithm="direct"), "UnsupportedError: direct"),
+        "algorithm is no text": (all_reduce(six, algorithm=3), "algorithm ... 3"),
+        "algorithm cannot be hashed": (all_reduce(six, algorithm=["ring"]), "algorithm"),
+        "algorithm is None": (all_reduce(six, algorithm=None), "algorithm ... None"),
+        "unknown numerics": (all_reduce(six, numerics="exact"), "numerics ... exact"),
+        "numerics auto": (all_reduce(six, numerics="auto"), "numerics ... auto"),
+        "limit 0": (all_reduce(six, timeout_s=0), "timeout_s ... 0"),
+        "limit -1": (all_reduce(six, timeout_s=-1), "timeout_s ... -1"),
+        "limit nan": (all_reduce(six, timeout_s=float("nan")), "timeout_s ... nan"),
+        "limit of 2**1024": (all_reduce(six, timeout_s=2**1024), "timeout_s"),
+        "limit auto": (all_reduce(six, timeout_s="auto"), "timeout_s ... auto"),
+        "limit in text": (all_reduce(six, timeout_s="3"), "timeout_s ... '3'"),
+        "limit True": (all_reduce(six, timeout_s=True), "timeout_s ... True"),
         "limit in text, as torch's": (
             lambda comm: fastcoll.barrier(comm, timeout="3"),  # type: ignore[arg-type]
-            USAGE,
-            ("number of seconds", "'3'"),
+            "number of seconds ... '3'",
         ),
         "limit of a monitored barrier": (
             lambda comm: comm.monitored_barrier(timedelta(0)),
-            USAGE,
-            ("number of seconds", "timedelta(0)"),
+            "number of seconds ... timedelta(0)",
         ),
         "two limits": (
             lambda comm: fastcoll.barrier(comm, timeout=timedelta(1), timeout_s=1),
-            USAGE,
-            ("timeout or timeout_s",),
+            "timeout or timeout_s",
         ),
     }
 
@@ -109,30 +112,30 @@ def mistakes_of_wires(world: int) -> dict[str, Mistake]:
     names = '"bf16", "int8", "fp8" or None'
     kinds = "works for float32, float16, bfloat16"
 
-    def of(dtype: torch.dtype, wire: object, *args: Any) -> Callable[[Any], Any]:
+    def of(dtype: torch.dtype, wire: object, *args: Any) -> Call:
         return all_reduce(torch.ones(4).to(dtype), *args, wire=wire)
 
     return {
-        "unknown": (of(torch.float32, "int4"), USAGE, (names, "'int4'")),
-        "a number": (of(torch.float32, 8), USAGE, (names, "not 8")),
-        "of MAX": (of(torch.float32, "int8", "max"), UNSUPPORTED, ("SUM and AVG, not for MAX",)),
-        "of float64": (of(torch.float64, "int8"), UNSUPPORTED, (kinds, "float64")),
-        "of integers": (of(torch.int32, "fp8"), UNSUPPORTED, (kinds, "int32")),
-        "of codes": (of(torch.float8_e4m3fn, "fp8"), UNSUPPORTED, (kinds, "float8_e4m3fn")),
+        "unknown": (of(torch.float32, "int4"), f"{names} ... 'int4'"),
+        "a number": (of(torch.float32, 8), f"{names} ... not 8"),
+        "of MAX": (of(torch.float32, "int8", "max"), "UnsupportedError: SUM and AVG, not for MAX"),
+        "of float64": (of(torch.float64, "int8"), f"UnsupportedError: {kinds} ... float64"),
+        "of integers": (of(torch.int32, "fp8"), f"UnsupportedError: {kinds} ... int32"),
+        "of codes": (
+            of(torch.float8_e4m3fn, "fp8"),
+            f"UnsupportedError: {kinds} ... float8_e4m3fn",
+        ),
         "no bytes saved": (
             of(torch.bfloat16, "bf16"),
-            UNSUPPORTED,
-            ("saves no bytes of bfloat16",),
+            "UnsupportedError: saves no bytes of bfloat16",
         ),
         "of parts": (
             lambda comm: comm.reduce_scatter_tensor(filled(1), filled(world), wire="zip"),
-            USAGE,
-            (names, "'zip'"),
+            f"{names} ... 'zip'",
         ),
         "of a list": (
             lambda comm: comm.all_reduce_coalesced([torch.ones(1).bool()], wire="int8"),
-            UNSUPPORTED,
-            ("tensor 0 of the list: wire",),
+            "UnsupportedError: tensor 0 of the list: wire",
         ),
     }
 
@@ -145,24 +148,18 @@ def mistakes_of_operations(world: int) -> dict[str, Mistake]:
     return {
         "AVG of booleans": (
             all_reduce(filled(6, dtype=torch.bool), op.AVG),
-            UNSUPPORTED,
-            ("AVG", "bool", "SUM"),
+            "UnsupportedError: AVG ... bool ... SUM",
         ),
-        "BAND of floats": (all_reduce(six, op.BAND), UNSUPPORTED, ("BAND", "float32", "SUM")),
+        "BAND of floats": (all_reduce(six, op.BAND), "UnsupportedError: BAND ... float32 ... SUM"),
         "MAX of complex": (
             all_reduce(filled(6, dtype=torch.complex64), op.MAX),
-            UNSUPPORTED,
-            ("MAX", "complex64", "SUM"),
+            "UnsupportedError: MAX ... complex64 ... SUM",
         ),
-        "PREMUL_SUM": (
-            all_reduce(six, op.PREMUL_SUM),
-            UNSUPPORTED,
-            ("PREMUL_SUM", "SUM"),
-        ),
-        "op is a text": (all_reduce(six, "total"), USAGE, ("op", "total")),
-        "op is a number": (all_reduce(six, 0), USAGE, ("op", "0")),
-        "op is None": (all_reduce(six, None), USAGE, ("op", "None")),
-        "op cannot be hashed": (all_reduce(six, []), USAGE, ("op",)),
+        "PREMUL_SUM": (all_reduce(six, op.PREMUL_SUM), "UnsupportedError: PREMUL_SUM ... SUM"),
+        "op is a text": (all_reduce(six, "total"), "op ... total"),
+        "op is a number": (all_reduce(six, 0), "op ... 0"),
+        "op is None": (all_reduce(six, None), "op ... None"),
+        "op cannot be hashed": (all_reduce(six, []), "op"),
     }
 
 
@@ -172,44 +169,31 @@ def mistakes_of_outputs(world: int) -> dict[str, Mistake]:
     six = filled(6)
     line = torch.arange(12.0)
     return {
-        "out of another shape": (all_reduce(six, out=filled(5)), USAGE, ("out", "shape")),
-        "out of as many elements": (all_reduce(six, out=filled(2, 3)), USAGE, ("out", "shape")),
+        "out of another shape": (all_reduce(six, out=filled(5)), "out ... shape"),
+        "out of as many elements": (all_reduce(six, out=filled(2, 3)), "out ... shape"),
         "out of another dtype": (
             all_reduce(six, out=filled(6, dtype=torch.int32)),
-            USAGE,
-            ("float32", "int32"),
+            "float32 ... int32",
         ),
-        "out overlaps in part": (all_reduce(line[:6], out=line[1:7]), USAGE, ("overlap", "part")),
-        "out overlaps every second": (
-            all_reduce(line[:6], out=line[::2]),
-            USAGE,
-            ("overlap", "part"),
-        ),
+        "out overlaps in part": (all_reduce(line[:6], out=line[1:7]), "overlap ... part"),
+        "out overlaps every second": (all_reduce(line[:6], out=line[::2]), "overlap ... part"),
         "out overlaps backwards": (
             all_reduce(line[:6].view(2, 3), out=line[:6].view(3, 2).t()),
-            USAGE,
-            ("overlap", "part"),
+            "overlap ... part",
         ),
         "in place, elements shared": (
             all_reduce(filled(1).expand(6)),
-            USAGE,
-            ("tensor is expanded", "clone"),
+            "tensor is expanded ... clone",
         ),
         "rows that overlap": (
             lambda comm: comm.all_reduce(torch.ones(8).as_strided((2, 3), (2, 1))),
-            USAGE,
-            ("elements share memory", "clone"),
+            "elements share memory ... clone",
         ),
         "columns that overlap": (
             lambda comm: comm.all_reduce(torch.ones(13).as_strided((3, 4), (3, 2))),
-            USAGE,
-            ("elements share memory", "clone"),
+            "elements share memory ... clone",
         ),
-        "out, elements shared": (
-            all_reduce(six, out=filled(1).expand(6)),
-            USAGE,
-            ("expanded", "clone"),
-        ),
+        "out, elements shared": (all_reduce(six, out=filled(1).expand(6)), "expanded ... clone"),
     }
 
 
@@ -220,33 +204,28 @@ def mistakes_of_tensors(world: int) -> dict[str, Mistake]:
     fixed = np.ones(6, np.float32)
     fixed.setflags(write=False)
     return {
-        "read-only": (all_reduce(fixed), USAGE, ("tensor is read-only",)),
-        "a list": (all_reduce([1.0]), USAGE, ("tensor", "list")),
+        "read-only": (all_reduce(fixed), "tensor is read-only"),
+        "a list": (all_reduce([1.0]), "tensor ... list"),
         "elements shared in an array": (
             all_reduce(np.lib.stride_tricks.as_strided(np.ones(8, np.float32), (4, 3), (4, 4))),
-            USAGE,
-            ("elements share memory", "clone"),
+            "elements share memory ... clone",
         ),
         "meta": (
             all_reduce(torch.empty(6, device="meta")),
-            UNSUPPORTED,
-            ("meta", "torch.empty_like"),
+            "UnsupportedError: meta ... torch.empty_like",
         ),
         "quantised": (
             all_reduce(torch._empty_affine_quantized([6], scale=0.1, dtype=torch.qint8)),
-            UNSUPPORTED,
-            ("quantized", "int_repr()", "dequantize()"),
+            "UnsupportedError: quantized ... int_repr() ... dequantize()",
         ),
         "masked": (
             all_reduce(np.ma.masked_array(np.ones(6, np.float32), mask=[True] + 5 * [False])),
-            UNSUPPORTED,
-            ("masked", "filled(value)"),
+            "UnsupportedError: masked ... filled(value)",
         ),
-        "sparse": (all_reduce(torch.eye(3).to_sparse()), UNSUPPORTED, ("sparse", "to_dense")),
+        "sparse": (all_reduce(torch.eye(3).to_sparse()), "UnsupportedError: sparse ... to_dense"),
         "nested": (
             all_reduce(torch.nested.nested_tensor([six, filled(2)])),
-            UNSUPPORTED,
-            ("nested", "unbind"),
+            "UnsupportedError: nested ... unbind",
         ),
     }
 
@@ -262,8 +241,8 @@ def mistakes_of_arrays(world: int) -> dict[str, Mistake]:
     }
     values = {"a number": 1.0, "None": None, "a scalar of NumPy's": np.float32(1)}
     return {
-        **{name: (all_reduce(array), UNSUPPORTED, ("dtype",)) for name, array in arrays.items()},
-        **{name: (all_reduce(value), USAGE, ("NumPy array",)) for name, value in values.items()},
+        **{name: (all_reduce(array), "UnsupportedError: dtype") for name, array in arrays.items()},
+        **{name: (all_reduce(value), "NumPy array") for name, value in values.items()},
     }
 
 
@@ -272,34 +251,29 @@ def mistakes_of_memory(world: int) -> dict[str, Mistake]:
     del world
     six = filled(6)
     return {
-        "freed": (all_reduce(with_storage(filled(6), 0)), USAGE, ("24 bytes", "has 0", "freed")),
-        "freed, strided": (all_reduce(with_storage(filled(2, 3).t(), 0)), USAGE, ("24", "freed")),
+        "freed": (all_reduce(with_storage(filled(6), 0)), "24 bytes ... has 0 ... freed"),
+        "freed, strided": (all_reduce(with_storage(filled(2, 3).t(), 0)), "24 ... freed"),
         "storage cut short": (
             all_reduce(with_storage(filled(2, 4).t(), 28)),
-            USAGE,
-            ("32 bytes", "has 28"),
+            "32 bytes ... has 28",
         ),
-        "out freed": (all_reduce(six, out=with_storage(filled(6), 0)), USAGE, ("out", "freed")),
+        "out freed": (all_reduce(six, out=with_storage(filled(6), 0)), "out ... freed"),
         "inside vmap": (
             lambda comm: torch.vmap(_reduced(comm))(filled(2, 3)),
-            UNSUPPORTED,
-            ("memory", "torch.func"),
+            "UnsupportedError: memory ... torch.func",
         ),
         "inside functionalize": (
             lambda comm: torch.func.functionalize(_reduced(comm))(six),
-            UNSUPPORTED,
-            ("memory", "torch.func"),
+            "UnsupportedError: memory ... torch.func",
         ),
         "other byte order": (
             all_reduce(np.ones(6, ">f4")),
-            UNSUPPORTED,
-            ("byte order", "astype('float32')"),
+            "UnsupportedError: byte order ... astype('float32')",
         ),
         **{
             name: (
                 all_reduce(torch.empty(6, dtype=getattr(torch, name))),
-                UNSUPPORTED,
-                (name, "float32", "float8_e5m2"),
+                f"UnsupportedError: {name} ... float32 ... float8_e5m2",
             )
             for name in FOREIGN_DTYPES
         },
@@ -311,33 +285,29 @@ def mistakes_of_parts(world: int) -> dict[str, Mistake]:
     six = filled(6)
     line = torch.arange(12.0)
     return {
-        "input too small": (scatter(six, filled(6 * world + 1)), USAGE, ("input", f"{6 * world}")),
-        "output too large": (scatter(filled(7), filled(6)), USAGE, ("input", f"{7 * world}")),
+        "input too small": (scatter(six, filled(6 * world + 1)), f"input ... {6 * world}"),
+        "output too large": (scatter(filled(7), filled(6)), f"input ... {7 * world}"),
         "scatter, dtypes differ": (
             scatter(six, filled(6 * world, dtype=torch.float64)),
-            USAGE,
-            ("float32", "float64"),
+            "float32 ... float64",
         ),
         "scatter, overlap": (
             lambda comm: comm.reduce_scatter_tensor(line[1:3], line[: 2 * world]),
-            USAGE,
-            ("overlap", "part"),
+            "overlap ... part",
         ),
         "gathered too small": (
             gather(filled(6 * world - 1), six),
-            USAGE,
-            ("output_tensor", f"{6 * world}"),
+            f"output_tensor ... {6 * world}",
         ),
         "gather, dtypes differ": (
             gather(filled(6 * world, dtype=torch.int8), six),
-            USAGE,
-            ("float32", "int8"),
+            "float32 ... int8",
         ),
-        "root too large": (lambda comm: comm.broadcast(six, world), USAGE, (f"src={world}",)),
-        "root negative": (lambda comm: comm.broadcast(six, -1), USAGE, ("src=-1",)),
-        "root is no number": (lambda comm: comm.broadcast(six, "0"), USAGE, ("src", "0")),
-        "root is a float": (lambda comm: comm.broadcast(six, 0.0), USAGE, ("src", "0.0")),
-        "group of another kind": (_with_group("world"), USAGE, ("group", "fastcoll.Group", "str")),
+        "root too large": (lambda comm: comm.broadcast(six, world), f"src={world}"),
+        "root negative": (lambda comm: comm.broadcast(six, -1), "src=-1"),
+        "root is no number": (lambda comm: comm.broadcast(six, "0"), "src ... 0"),
+        "root is a float": (lambda comm: comm.broadcast(six, 0.0), "src ... 0.0"),
+        "group of another kind": (_with_group("world"), "group ... fastcoll.Group ... str"),
     }
 
 
@@ -346,47 +316,35 @@ def mistakes_of_other_calls(world: int) -> dict[str, Mistake]:
     del world
     six = filled(6)
     return {
-        "fraction of an element": (lambda comm: comm.empty([2.7]), USAGE, ("integers", "2.7")),
-        "shape is a fraction": (lambda comm: comm.empty(2.5), USAGE, ("integers", "2.5")),
-        "dtype is a text": (
-            lambda comm: comm.empty(3, dtype="float32"),
-            USAGE,
-            ("torch.dtype", "float32"),
-        ),
-        "less than nothing": (lambda comm: comm.empty(-1), USAGE, ("-1",)),
+        "fraction of an element": (lambda comm: comm.empty([2.7]), "integers ... 2.7"),
+        "shape is a fraction": (lambda comm: comm.empty(2.5), "integers ... 2.5"),
+        "dtype is a text": (lambda comm: comm.empty(3, dtype="float32"), "torch.dtype ... float32"),
+        "less than nothing": (lambda comm: comm.empty(-1), "-1"),
         "dtype without a verb": (
             lambda comm: comm.empty(3, dtype=torch.float8_e8m0fnu),
-            UNSUPPORTED,
-            ("float8_e8m0fnu",),
+            "UnsupportedError: float8_e8m0fnu",
         ),
-        "fraction of a rank": (lambda comm: comm.new_group([0.5]), USAGE, ("ranks", "0.5")),
-        "rank as a text": (lambda comm: comm.new_group("0"), USAGE, ("ranks", "integers")),
-        "ranks is a number": (lambda comm: comm.new_group(0), USAGE, ("ranks", "sequence")),
-        "no such rank": (lambda comm: comm.new_group([0, 7]), USAGE, ("7",)),
-        "no ranks": (lambda comm: comm.new_group([]), USAGE, ("ranks",)),
-        "a rank twice": (lambda comm: comm.new_group([0, 0]), USAGE, ("twice",)),
+        "fraction of a rank": (lambda comm: comm.new_group([0.5]), "ranks ... 0.5"),
+        "rank as a text": (lambda comm: comm.new_group("0"), "ranks ... integers"),
+        "ranks is a number": (lambda comm: comm.new_group(0), "ranks ... sequence"),
+        "no such rank": (lambda comm: comm.new_group([0, 7]), "7"),
+        "no ranks": (lambda comm: comm.new_group([]), "ranks"),
+        "a rank twice": (lambda comm: comm.new_group([0, 0]), "twice"),
         "no list to scatter": (
             lambda comm: comm.reduce_scatter(six, None),
-            USAGE,
-            ("input_list", "NoneType"),
+            "input_list ... NoneType",
         ),
         "no list of objects": (
             lambda comm: comm.broadcast_object_list(None, 0),
-            USAGE,
-            ("object_list", "NoneType"),
+            "object_list ... NoneType",
         ),
-        "no batch": (lambda comm: comm.batch_isend_irecv(None), USAGE, ("list", "NoneType")),
-        "batch of something": (
-            lambda comm: comm.batch_isend_irecv([six]),
-            USAGE,
-            ("fastcoll.P2POp",),
-        ),
-        "symmetric copy of a list": (_copied([1.0]), USAGE, ("tensor", "list")),
+        "no batch": (lambda comm: comm.batch_isend_irecv(None), "list ... NoneType"),
+        "batch of something": (lambda comm: comm.batch_isend_irecv([six]), "fastcoll.P2POp"),
+        "symmetric copy of a list": (_copied([1.0]), "tensor ... list"),
         "symmetric copy of a sparse one": (
             _copied(torch.eye(2).to_sparse()),
-            UNSUPPORTED,
-            ("sparse",),
+            "UnsupportedError: sparse",
         ),
-        "no such option": (all_reduce(six, colour="red"), "TypeError", ("colour",)),
-        "no tensor": (lambda comm: comm.all_reduce(), "TypeError", ("tensor",)),
+        "no such option": (all_reduce(six, colour="red"), "TypeError: colour"),
+        "no tensor": (lambda comm: comm.all_reduce(), "TypeError: tensor"),
     }
