@@ -223,8 +223,9 @@ def test_every_step_is_tried_and_the_report_comes_in_time(tmp_path: Path, limit:
     (tmp_path / "bench/gpu").mkdir(parents=True)
     for name in ("check.sh", "report.py", "live_results.py"):
         shutil.copy(GPU / name, tmp_path / "bench/gpu" / name)
-    limit_s = 55
-    shorter = {"\nkill_s=10 ": "\nkill_s=2 "}
+    limit_s = 38
+    shorter = {"\nkill_s=10 ": "\nkill_s=2 ", "\nreport_s=30 ": "\nreport_s=20 "}
+    shorter[" least_s=10 "] = " least_s=3 "
     more = ["--within", str(limit_s)]
     if limit == "stage":  # which is otherwise 9 minutes
         shorter["stage_s=$((540 "], more = f"stage_s=$(({limit_s} ", []
