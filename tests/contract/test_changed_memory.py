@@ -8,7 +8,7 @@ and each of its two tensors. The others are made before and after good calls els
 - device, layout, dtype, wrappers, byte order, op, limit: faults/test_bad_input.py
 - shapes, overlap, elements that share memory, one dtype: the same; strided: test_fast_layouts.py
 - lists, parts, split sizes, roots: faults/test_bad_input.py
-- peers and tags: test_p2p_failures.py
+- peers and tags: faults/test_bad_input.py
 - storage, signs, conjugation, zeros without memory, NumPy's flags: here
 """
 
@@ -149,19 +149,20 @@ def with_less_memory(rank: Rank, name: str, change: Callable[..., None]) -> list
 def transfers_with_less_memory(rank: Rank, change: Callable[..., None]) -> list[str]:
     """One by one, as a transfer that is refused leaves its other side alone."""
     comm = rank.comm
-    verb = VERB_CALLS["isend, irecv"]
-    tensors = verb.tensors(1)
+    verb, peer = VERB_CALLS["isend, irecv"], (rank.rank + 1) % rank.world_size
+    tensors = verb.tensors(rank.world_size)
     verb.make_known(comm, *tensors)
     for tensor in tensors:
         change(tensor)
     calls = [(call, tensor) for tensor in tensors for call in ("send", "isend", "recv", "irecv")]
-    attempts = [attempt(getattr(comm, call), tensor, 0) for call, tensor in calls]
+    attempts = [attempt(getattr(comm, call), tensor, peer) for call, tensor in calls]
     return [str(one) for one in attempts if "freed or resized" not in one.text]
 
 
 @pytest.mark.parametrize("change", [shrink, free])
-def test_transfers_do_not_touch_memory_that_is_gone(pools: Pools, change: Any) -> None:
-    assert pools(1).run(transfers_with_less_memory, change) == [[]]
+@each_kind
+def test_transfers_do_not_touch_memory_that_is_gone(site: Site, change: Any) -> None:
+    assert site.run(transfers_with_less_memory, change) == [[]] * site.world
 
 
 @pytest.mark.parametrize("change", [shrink, free])

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of torch.distributed's functions on both of fastcoll's backends when ranks go wrong.
 
-That all ranks hear of calls that differ stands in contract/test_differences.py.
+That all ranks hear of calls that differ stands in contract/test_differences.py, and memory that
+was freed in contract/test_changed_memory.py.
 """
 
 from collections.abc import Callable
@@ -49,19 +50,3 @@ def test_models_that_differ(backend_pools: Pools) -> None:
         assert then.kind == "DesyncError", (rank, then)
         assert then.seconds < LATE_S
     assert "appears not to match" in rows[1][0].text
-
-
-def freed(rank: Rank) -> list[str]:
-    """A tensor without its memory, when its plan is known, and sent."""
-    tensor = torch.ones(500)
-    for _ in range(2):
-        dist.all_reduce(tensor)
-    tensor.untyped_storage().resize_(0)
-    return [
-        attempt(dist.all_reduce, tensor).kind,
-        attempt(dist.isend, tensor, 1 - rank.rank).kind,
-    ]
-
-
-def test_memory_that_was_freed(backend_pools: Pools) -> None:
-    assert backend_pools(2).run(on_backend, "fastcoll", freed) == [["UsageError"] * 2] * 2

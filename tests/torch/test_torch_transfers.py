@@ -13,7 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -111,28 +110,6 @@ def test_errors_keep_their_type(backend_pools: Pools) -> None:
             assert "float32 to rank 1, which receives" in one.text
             assert "int32" in one.text
             assert one.seconds < LATE_S, one
-
-
-def whose_memory(rank: Rank) -> list[bool]:
-    """Whether memory lives: in a transfer, its Work dropped; then after it, without another one."""
-    out = np.empty(50_000, np.float32)
-    alive = weakref.ref(out)
-    dist.irecv(torch.from_numpy(out), 1 - rank.rank)
-    del out
-    gc.collect()
-    seen = [alive() is not None]
-    dist.barrier()
-    sent = dist.isend(torch.ones(50_000), 1 - rank.rank)
-    assert sent is not None
-    sent.wait()
-    end = time.monotonic() + LATE_S
-    while alive() is not None and time.monotonic() < end:
-        time.sleep(0.01)
-    return [*seen, alive() is not None]
-
-
-def test_memory_is_kept_as_long_as_it_is_used(backend_pools: Pools) -> None:
-    assert backend_pools(2).run(on_backend, "fastcoll", whose_memory) == [[True, False]] * 2
 
 
 def left_open(rank: Rank) -> list[Attempt]:
