@@ -25,7 +25,6 @@ from tests.model.crossings import Crossings, crossings
 pytestmark = pytest.mark.proof("python/fastcoll_model")
 
 PAGE = Path(__file__).parents[2] / "docs/sockets.md"
-SHAPES = ((2, 16), (2, 32), (4, 16))
 
 
 def schedule_on(machine: Machine, algorithm: str) -> Schedule:
@@ -51,27 +50,11 @@ def on_wires(machine: Machine, algorithm: str) -> float:
     return sum(timing.link_bytes[link] for link, both in ends if "core" not in both) / size
 
 
-# For k sockets of m ranks, n = k m: the messages if each read crosses, and if a line does so once.
-PAPER = {
-    "one_shot": (lambda n, k, m: n * (n - m), lambda n, k, m: k * (n - m)),
-    "two_shot": (lambda n, k, m: 2 * (n - m), lambda n, k, m: n - m + k - 1),
-    "chain": (lambda n, k, m: 2 * (k - 1), lambda n, k, m: 2 * (k - 1)),
-    "socket_chain": (lambda n, k, m: 2 * (k - 1), lambda n, k, m: 2 * (k - 1)),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("algorithm", PAPER)
-def test_crossings_are_those_on_paper(algorithm: str, shape: tuple[int, int]) -> None:
-    k, m = shape
-    found = counted_on(k, m, algorithm)
-    expected = tuple(formula(k * m, k, m) for formula in PAPER[algorithm])
-    assert (found.all_reads, found.all_lines) == pytest.approx(expected)
+ALGORITHMS = ("one_shot", "two_shot", "chain", "socket_chain")
 
 
 @pytest.mark.parametrize("ranks", ["filled", "dealt"])
-@pytest.mark.parametrize("algorithm", PAPER)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_wires_carry_what_the_steps_say(algorithm: str, ranks: str) -> None:
     """Count twice: the steps of the schedule, and the simulator's bytes on each wire."""
     for shape in ((2, 4), (4, 3)):
