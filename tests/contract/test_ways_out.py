@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-import fastcoll
-from fastcoll.calls.arrays import view
 from tests.support.harness import Rank, attempt
 from tests.support.sites import Site, each_kind, of_fastcoll
 
@@ -70,12 +68,3 @@ def test_a_work_shows_its_verb_and_state(site: Site) -> None:
             first, second = (int(one[1]) for one in numbers if one)
             assert second == first + 1
         assert not barely.endswith("failed>")
-
-
-LEFT_OUT = (([1.0, 2.0], "torch.tensor"), (3, "torch.tensor"), ({"a": 1}, "all_gather_object"))
-
-
-@pytest.mark.parametrize(("given", "words"), LEFT_OUT)
-def test_what_is_no_array_is_refused_with_the_way_out(given: Any, words: str) -> None:
-    with pytest.raises(fastcoll.UsageError, match=words):
-        view(given, "tensor")

@@ -205,7 +205,7 @@ def mistakes_of_tensors(world: int) -> dict[str, Mistake]:
     fixed.setflags(write=False)
     return {
         "read-only": (all_reduce(fixed), "tensor is read-only"),
-        "a list": (all_reduce([1.0]), "tensor ... list"),
+        "a list": (all_reduce([1.0]), "tensor ... list ... torch.tensor"),
         "elements shared in an array": (
             all_reduce(np.lib.stride_tricks.as_strided(np.ones(8, np.float32), (4, 3), (4, 4))),
             "elements share memory ... clone",
@@ -239,10 +239,12 @@ def mistakes_of_arrays(world: int) -> dict[str, Mistake]:
         "objects": np.array([None]),
         "dates": np.zeros(3, "datetime64[s]"),
     }
-    values = {"a number": 1.0, "None": None, "a scalar of NumPy's": np.float32(1)}
+    values = {"None": None, "a scalar of NumPy's": np.float32(1)}
     return {
         **{name: (all_reduce(array), "UnsupportedError: dtype") for name, array in arrays.items()},
         **{name: (all_reduce(value), "NumPy array") for name, value in values.items()},
+        "a number": (all_reduce(1.0), "NumPy array ... torch.tensor"),
+        "an object": (all_reduce({"a": 1}), "NumPy array ... all_gather_object"),
     }
 
 
