@@ -5,6 +5,7 @@ torchtitan's own Trainer asks the device for its memory, which a CPU cannot tell
 makes the model, its parts, the loss and the norm of the gradients by torchtitan, and steps itself.
 """
 
+import importlib
 from typing import Any
 from unittest import mock
 
@@ -20,14 +21,11 @@ def llama(backend: str, *degrees: str) -> list[tuple[float, float]]:
     import fastcoll
 
     with mock.patch("torch._utils._get_available_device_type", lambda: "cpu"):
-        import torchtitan.tools.utils  # decides for the process
+        importlib.import_module("torchtitan.tools.utils")  # decides for the process
     from torchtitan.components.loss import CrossEntropyLoss
-    from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, TrainingConfig
+    from torchtitan.config import CommConfig, ParallelismConfig
     from torchtitan.distributed import ParallelDims
     from torchtitan.distributed import utils as titan
-    from torchtitan.models.common.attention import ScaledDotProductAttention
-    from torchtitan.models.llama3 import model_registry
-    from torchtitan.trainer import Trainer
 
     if backend == "fastcoll":
         fastcoll.make_default()
@@ -38,13 +36,43 @@ def llama(backend: str, *degrees: str) -> list[tuple[float, float]]:
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor", **split)
     dims = ParallelDims.from_config(parallelism, world)
     titan.set_spmd_backend(parallelism.spmd_backend)
+    model, vocabulary = _model(parallelism, dims)
+    loss_of = CrossEntropyLoss.Config(global_vocab_size=vocabulary).build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    num_parts = split["data_parallel_shard_degree"] * split.get("data_parallel_replicate_degree", 1)
+    batches = dims.get_mesh("batch") if num_parts > 1 else None
+    context = titan.get_spmd_context(parallel_dims=dims, spmd_typechecking=False)
+    data, found = torch.Generator().manual_seed(1), []
+    for _ in range(STEPS):
+        tokens = torch.randint(vocabulary, (BATCH, LENGTH + 1), generator=data)
+        mine = tokens.chunk(num_parts)[batches.get_local_rank() if batches else 0]
+        with context():
+            loss, _ = loss_of(model(mine[:, :-1]), mine[:, 1:], torch.tensor(BATCH * LENGTH))
+            loss.backward()
+        norm = titan.clip_grad_norm_(list(model.parameters()), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach()
+        if batches:
+            dist.all_reduce(total, group=batches.get_group())
+        found.append((float(total), float(norm)))
+    dist.destroy_process_group()
+    return found
+
+
+def _model(parallelism: Any, dims: Any) -> tuple[torch.nn.Module, int]:
+    """torchtitan's smallest Llama, shared out, with the same weights however that is."""
+    from torchtitan.config import CompileConfig, TrainingConfig
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+    from torchtitan.models.llama3 import model_registry
+    from torchtitan.trainer import Trainer
+
     training = TrainingConfig(seq_len=LENGTH, mixed_precision_param="float32")
     spec = model_registry("debugmodel")
     for layer in spec.model.layers:  # CPUs have no backward pass of flex attention
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
     config = Trainer.Config(model_spec=spec, training=training, parallelism=parallelism)
     spec.model.update_from_config(config=config)
-
     with torch.device("meta"):
         model = spec.model.build()
     model = spec.parallelize_fn(
@@ -57,32 +85,12 @@ def llama(backend: str, *degrees: str) -> list[tuple[float, float]]:
         dump_folder=".",
     )
     model.to_empty(device="cpu")
+    weights = torch.Generator().manual_seed(0)
     with torch.no_grad():
         model.init_weights(buffer_device=None)
-        weights = torch.Generator().manual_seed(0)
-        for parameter in model.parameters():  # the same, however they are split
+        for parameter in model.parameters():
             full = 0.1 * torch.randn(parameter.shape, generator=weights)
             if isinstance(parameter, DTensor):
                 full = distribute_tensor(full, parameter.device_mesh, parameter.placements)
             parameter.copy_(full)
-    loss_of = CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size).build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    num_parts = split["data_parallel_shard_degree"] * split.get("data_parallel_replicate_degree", 1)
-    part = dims.get_mesh("batch").get_local_rank() if num_parts > 1 else 0
-    context = titan.get_spmd_context(parallel_dims=dims, spmd_typechecking=False)
-    data, found = torch.Generator().manual_seed(1), []
-    for _ in range(STEPS):
-        tokens = torch.randint(spec.model.vocab_size, (BATCH, LENGTH + 1), generator=data)
-        mine = tokens.chunk(num_parts)[part]
-        with context():
-            loss, _ = loss_of(model(mine[:, :-1]), mine[:, 1:], torch.tensor(BATCH * LENGTH))
-            loss.backward()
-        norm = titan.clip_grad_norm_(list(model.parameters()), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        total = loss.detach()
-        if num_parts > 1:
-            dist.all_reduce(total, group=dims.get_mesh("batch").get_group())
-        found.append((float(total), float(norm)))
-    dist.destroy_process_group()
-    return found
+    return model, spec.model.vocab_size
