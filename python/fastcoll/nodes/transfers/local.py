@@ -21,6 +21,7 @@ from fastcoll.calls.transfers import ANY, Transfer
 from fastcoll.calls.work import limit_of_wait
 from fastcoll.errors import CollectiveTimeout, FastcollError, UsageError
 from fastcoll.nodes.transfers.channels import Ends
+from fastcoll.nodes.verdict.wait_chain import CYCLE
 
 _Timeout = float | timedelta | None
 
@@ -103,7 +104,9 @@ class LocalTransfers(Transfers):
             return error
         except FastcollError as broken:
             found = self._watch.of_node(broken, "transfer")
-            if isinstance(found, CollectiveTimeout) and len(found.ranks) == 1:
+            # The node tells of a cycle in it; a chain may go on in other nodes.
+            is_cycle = CYCLE in str(found)
+            if isinstance(found, CollectiveTimeout) and len(found.ranks) == 1 and not is_cycle:
                 told, rank = self._waits.follow(found.ranks[0])
                 found = CollectiveTimeout(f"{found}{told}", [rank])
             return self._watch.fail(found)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 from fastcoll.nodes.verdict.board import Board
 
+CYCLE = ": a cycle. Use isend, or batch_isend_irecv"  # csrc/cpu/p2p_failure.h says so, too
+
 
 class Waits:
     """The chain, as one rank writes and reads it."""
@@ -44,4 +46,4 @@ class Waits:
                 return told, rank
             told += f"; rank {rank} {what}" if not told else f", which {what}"
             rank = int(what.rsplit(" ", 1)[1])
-        return told + ": a cycle. Use isend, or batch_isend_irecv", peer
+        return told + CYCLE, peer
