@@ -15,6 +15,15 @@ PROGRAM = "tests.programs.titans:llama"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2000)]
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
+    """The steps of one rank."""
+    need_package("torchtitan")
+    found: list[list[float]]
+    [found] = run_ranks(PROGRAM, "gloo", folder=tmp_path_factory.mktemp("alone"), world=1)
+    return found
+
+
 @pytest.mark.parametrize("torch_backend", BACKENDS)
 @pytest.mark.parametrize(
     ("world", "degrees"),
@@ -26,10 +35,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2000)]
     ],
 )
 def test_ranks_train_the_model_of_one(
-    world: int, degrees: list[str], torch_backend: str, tmp_path: Path
+    alone: list[list[float]], world: int, degrees: list[str], torch_backend: str, tmp_path: Path
 ) -> None:
-    need_package("torchtitan")
-    [alone] = run_ranks(PROGRAM, "gloo", folder=tmp_path, world=1)
     for found in run_ranks(
         PROGRAM, "fastcoll", *degrees, folder=tmp_path, torch_backend=torch_backend, world=world
     ):

@@ -5,10 +5,9 @@ Decides the texts of these errors. Must not know the failed step.
 """
 
 import errno
-import socket
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from fastcoll.errors import DriverError
 from fastcoll.native import _C
@@ -44,11 +43,3 @@ def as_driver_error(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DriverError(f"{what}: {explain(error)}") from error
-
-
-def check_connections(rank: int, count: int) -> None:
-    """Raise DriverError unless this process, a rank, may open so many sockets now."""
-    problem = f"rank {rank} has less than {count} descriptors left to connect to other nodes"
-    with as_driver_error(problem), ExitStack() as room:
-        for _ in range(count):
-            room.enter_context(socket.socket(socket.AF_UNIX))

@@ -12,7 +12,9 @@ the loss of a rank ends a wait, and Gloo is given a fifth of the limit. A rank w
 for the connections writes no: Gloo ends a process that can't accept one.
 """
 
+import socket
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -20,7 +22,7 @@ from torch.distributed import PrefixStore, Store
 
 from fastcoll.bootstrap.blocking_calls import ask
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.bootstrap.os_errors import check_connections
+from fastcoll.bootstrap.os_errors import as_driver_error
 from fastcoll.errors import CollectiveTimeout, FastcollError, PeerLostError
 from fastcoll.nodes.verdict.backoff import wait_until
 
@@ -65,7 +67,7 @@ class PollingStore(Store):
         error and has to leave.
         """
         try:
-            check_connections(self._mine, len(self._ranks) - 1 + _SPARE)
+            self._check_descriptors()
             if self.add("here", 1) == len(self._ranks):
                 fate = self._decide(_GO)
             else:
@@ -77,6 +79,14 @@ class PollingStore(Store):
         if fate == _STOP:
             self.wait(["the reason, which whoever stopped tells"])
         self._all_go = True
+
+    def _check_descriptors(self) -> None:
+        """Raise DriverError unless this process may open a socket to each other rank now."""
+        count = len(self._ranks) - 1 + _SPARE
+        room = f"less than {count} descriptors left to connect to other nodes"
+        with as_driver_error(f"rank {self._mine} has {room}"), ExitStack() as sockets:
+            for _ in range(count):
+                sockets.enter_context(socket.socket(socket.AF_UNIX))
 
     def _decide(self, fate: bytes) -> bytes:
         return self._ask(lambda: self._under.compare_set("fate", "", fate.decode()))
