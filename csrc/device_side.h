@@ -40,7 +40,7 @@ struct DeviceMessage {
 class DeviceSide {
  public:
   // Whether no kernel has left a verdict. Never waits.
-  virtual bool is_well() const noexcept = 0;
+  virtual bool is_healthy() const noexcept = 0;
   // Start a plan on a stream, as DeviceGroup::launch does; its failure, if any. Waits where the
   // launch queue is full.
   virtual std::optional<Failure> start(const Plan& plan, const DeviceOperands& operands,
@@ -52,8 +52,8 @@ class DeviceSide {
 
   // Put an event behind a stream's work so far. It is made if null, and to be dropped in the end.
   virtual std::optional<Failure> record(void*& event, void* stream) noexcept = 0;
-  virtual std::optional<Failure> let_wait(void* stream, void* event) noexcept = 0;
-  virtual bool has_come(void* event) noexcept = 0;  // never waits
+  virtual std::optional<Failure> make_stream_wait(void* stream, void* event) noexcept = 0;
+  virtual bool is_event_complete(void* event) noexcept = 0;  // never waits
   virtual void drop(void* event) noexcept = 0;
 
  protected:

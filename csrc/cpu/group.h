@@ -272,7 +272,7 @@ class Group {
   bool yield_until(int peer, const Awaited& awaited);
   void spread();
   void sleep(int peer, const Awaited& awaited);
-  void patrol(int peer, const Awaited& awaited, const WaitedTime& waited);
+  void check_peers(int peer, const Awaited& awaited, const WaitedTime& waited);
 
   FASTCOLL_HOT void require_done(uint64_t segment) {
     for (int peer = 0; peer < world_size(); ++peer) {
@@ -290,7 +290,7 @@ class Group {
   // A wait is long: note it in my descriptor, and begin to note when peers enter their calls.
   void note_wait(int64_t since_us);
   // "entered all_reduce(SUM, float32, numel=8) #41, not #42, 12.3 s ago; process 4711 is stopped"
-  std::string what_it_did_last(int peer, int64_t time_us);
+  std::string describe_last_call(int peer, int64_t time_us);
   void compare_descriptors(int peer);
   bool waits_itself(int peer);
   // Names the ranks that hold up the others, not those that wait in turn.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The slow side of waiting. A rank spins on if peers come soon (patience.h), yields unless others
-// want the CPU (company.h), and sleeps. Every millisecond it looks for the reason (patrol). A wait
-// ends by its word, by the group's verdict, by the program or by its limit.
+// want the CPU (company.h), and sleeps. Every millisecond it looks for the reason
+// (check_peers). A wait ends by its word, by the group's verdict, by the program or by its limit.
 #pragma once
 
 #include <sched.h>
@@ -79,7 +79,7 @@ void Group<P>::wait_long(int peer, const Awaited& awaited) {
       if (!is_noted) note_wait(start_us);
       is_noted = true;
       waited.until(time_us);
-      patrol(peer, awaited, waited);
+      check_peers(peer, awaited, waited);
       next_patrol_us = time_us + kPatrolUs;
     }
     sleep(peer, awaited);
@@ -107,7 +107,7 @@ void Group<P>::sleep(int peer, const Awaited& awaited) {
 }
 
 template <class P>
-void Group<P>::patrol(int peer, const Awaited& awaited, const WaitedTime& waited) {
+void Group<P>::check_peers(int peer, const Awaited& awaited, const WaitedTime& waited) {
   // A peer may have given its part and ended the group since my last look.
   if (P::load_acquire(me_->poison.value) && !met(awaited)) check();
   for (int other = 0; other < world_size(); ++other) {
@@ -145,7 +145,7 @@ void Group<P>::patrol(int peer, const Awaited& awaited, const WaitedTime& waited
     fail(ErrorKind::peer_lost,
          call_name() + " lost rank " + std::to_string(peer) + ": " +
              (pid > 0 ? "process " + std::to_string(pid) : "its process, in another namespace,") +
-             " " + fate(options_.links[peer]) + "; it had " + what_it_did_last(peer, now_us()),
+             " " + fate(options_.links[peer]) + "; it had " + describe_last_call(peer, now_us()),
          uint64_t{1} << peer);
   }
   if (waited.left_us() <= 0) fail_timeout(peer, waited.waited_us());
@@ -188,7 +188,7 @@ inline std::string seconds_text(int64_t time_us) {
 }
 
 template <class P>
-std::string Group<P>::what_it_did_last(int peer, int64_t time_us) {
+std::string Group<P>::describe_last_call(int peer, int64_t time_us) {
   const uint64_t last = last_entered_call(peer);
   if (last == options_.first_call) return "never called anything";
   const Operation entered = read_operation<P>(pad(peer), last).value_or(Operation{});
@@ -249,7 +249,7 @@ void Group<P>::fail_timeout(int peer, int64_t waited_us) {
   for (int other = 0; other < world_size(); ++other) {
     const std::string name = "rank " + std::to_string(other);
     if (missing >> other & 1)
-      who += (who.empty() ? "" : ", ") + name + " (" + what_it_did_last(other, time_us) +
+      who += (who.empty() ? "" : ", ") + name + " (" + describe_last_call(other, time_us) +
              (behind != 0 ? ")" : ", but did not finish its part)");
     else if (late >> other & 1) others += (others.empty() ? "; " : ", ") + name;
   }

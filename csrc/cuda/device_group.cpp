@@ -156,7 +156,7 @@ std::optional<Failure> DeviceGroup::record(void*& event, void* stream) noexcept 
   });
 }
 
-std::optional<Failure> DeviceGroup::let_wait(void* stream, void* event) noexcept {
+std::optional<Failure> DeviceGroup::make_stream_wait(void* stream, void* event) noexcept {
   return attempt([&] {
     const OnDevice on(options_.device);
     check_cuda(
@@ -165,15 +165,15 @@ std::optional<Failure> DeviceGroup::let_wait(void* stream, void* event) noexcept
   });
 }
 
-bool DeviceGroup::has_come(void* event) noexcept {
-  bool has_come = true;  // behind an error nothing comes any more
+bool DeviceGroup::is_event_complete(void* event) noexcept {
+  bool is_complete = true;  // behind an error nothing comes any more
   attempt([&] {
     const OnDevice on(options_.device);
     const cudaError_t told = query_beside_captures(static_cast<cudaEvent_t>(event));
     // A capture runs nothing.
-    has_come = told != cudaErrorNotReady && told != cudaErrorCapturedEvent;
+    is_complete = told != cudaErrorNotReady && told != cudaErrorCapturedEvent;
   });
-  return has_come;
+  return is_complete;
 }
 
 void DeviceGroup::drop(void* event) noexcept {

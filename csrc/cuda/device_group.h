@@ -56,14 +56,14 @@ class DeviceGroup final : public DeviceSide {
   void launch(const Plan& plan, const DeviceOperands& operands, cudaStream_t stream,
               const LaunchOptions& options);
   // The same for the known calls of fastcoll._C.
-  bool is_well() const noexcept override { return !verdict(); }
+  bool is_healthy() const noexcept override { return !verdict(); }
   std::optional<Failure> start(const Plan& plan, const DeviceOperands& operands, void* stream,
                                double limit_s) noexcept override;
   std::optional<Failure> start(std::span<const DeviceMessage> messages, int most_channels,
                                void* stream, double limit_s) noexcept override;
   std::optional<Failure> record(void*& event, void* stream) noexcept override;
-  std::optional<Failure> let_wait(void* stream, void* event) noexcept override;
-  bool has_come(void* event) noexcept override;
+  std::optional<Failure> make_stream_wait(void* stream, void* event) noexcept override;
+  bool is_event_complete(void* event) noexcept override;
   void drop(void* event) noexcept override;
   // As launch for sends and receives, as one kernel; see launch_transfers. Finds their locations.
   void transfer(std::vector<PairTransfer> transfers, int most_channels, cudaStream_t stream,

@@ -23,7 +23,7 @@ bool CallQueue::begin() {
 
 void CallQueue::start_thread() {
   if (has_thread_ || is_taken_) return;
-  run_in_thread([self = shared_from_this()] { self->work_off(); });
+  run_in_thread([self = shared_from_this()] { self->run_calls(); });
   has_thread_ = true;
 }
 
@@ -122,7 +122,7 @@ void CallQueue::put_back(std::shared_ptr<QueuedCall> call, bool is_done) {
   } catch (const std::system_error&) {  // then this thread runs the calls
     has_thread_ = true;
     lock.unlock();
-    work_off();
+    run_calls();
   }
 }
 
@@ -142,7 +142,7 @@ std::unique_lock<std::mutex> CallQueue::end(const std::shared_ptr<QueuedCall>& c
   return lock;
 }
 
-void CallQueue::work_off() {
+void CallQueue::run_calls() {
   std::unique_lock lock(mutex_);
   while (!calls_.empty() && !is_taken_) {
     std::shared_ptr<QueuedCall> call = std::move(calls_.front());

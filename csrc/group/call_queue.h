@@ -81,7 +81,7 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   void put_back(std::shared_ptr<QueuedCall> call, bool is_done);
   // Returns with the mutex, for the caller to put the call away: from here on another may begin.
   std::unique_lock<std::mutex> end(const std::shared_ptr<QueuedCall>& call);
-  void work_off();
+  void run_calls();
 
   static constexpr uint64_t kInPython = 1, kHere = uint64_t{1} << 32;
   std::atomic<uint64_t> queued_{0};  // calls: Python's in the low half, those here above

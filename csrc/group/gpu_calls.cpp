@@ -45,7 +45,7 @@ bool GpuCalls::is_known_use(const void* ptr, void* stream) const {
 }
 
 // Looks at the peers' sockets now and then, as each takes a system call.
-bool GpuCalls::all_are_there(const ProcessGroup& group) {
+bool GpuCalls::all_ranks_joined(const ProcessGroup& group) {
   constexpr int64_t kLookMs = 10;
   const int64_t now = coarse_ms();
   if (now < next_look_ms_) return true;
@@ -55,13 +55,13 @@ bool GpuCalls::all_are_there(const ProcessGroup& group) {
   return true;
 }
 
-bool GpuCalls::is_well(const ProcessGroup& group) {
-  return !is_paused_ && group.is_usable() && side_.is_well() && all_are_there(group);
+bool GpuCalls::is_healthy(const ProcessGroup& group) {
+  return !is_paused_ && group.is_usable() && side_.is_healthy() && all_ranks_joined(group);
 }
 
 bool GpuCalls::may_start(const ProcessGroup& group, const void* input, const void* output,
                          void* stream) {
-  return is_well(group) && is_known_use(input, stream) &&
+  return is_healthy(group) && is_known_use(input, stream) &&
          (output == input || is_known_use(output, stream));
 }
 
@@ -78,7 +78,7 @@ void GpuCalls::note(std::span<const DeviceMessage> messages) {
 
 std::optional<Failure> GpuCalls::follow(void* stream) noexcept {
   std::optional<Failure> failure = side_.record(before_, stream);
-  return failure ? failure : side_.let_wait(beside_.stream, before_);
+  return failure ? failure : side_.make_stream_wait(beside_.stream, before_);
 }
 
 std::optional<Failure> GpuCalls::take_event(void*& event) noexcept {

@@ -82,15 +82,15 @@ class GpuCalls {
   std::optional<Failure> follow(void* stream) noexcept;
   std::optional<Failure> take_event(void*& event) noexcept;
   void give_back(void* event) { events_.push_back(event); }
-  std::optional<Failure> let_wait(void* stream, void* event) noexcept {
-    return side_.let_wait(stream, event);
+  std::optional<Failure> make_stream_wait(void* stream, void* event) noexcept {
+    return side_.make_stream_wait(stream, event);
   }
-  bool has_come(void* event) noexcept { return side_.has_come(event); }
+  bool is_event_complete(void* event) noexcept { return side_.is_event_complete(event); }
   // Whether nothing needs a closer look: the group, its kernels, its ranks.
-  bool is_well(const ProcessGroup& group);
+  bool is_healthy(const ProcessGroup& group);
 
  private:
-  bool all_are_there(const ProcessGroup& group);
+  bool all_ranks_joined(const ProcessGroup& group);
 
   DeviceSide& side_;
   const int device_;

@@ -144,7 +144,7 @@ class ProcessGroup {
   bool closed() const { return closed_.load(std::memory_order_relaxed); }
   bool idle() const { return queue_->idle(); }  // a call may run at once, ahead of nothing
   // Let a thread go on with a call of which one half is done; not in a forked child.
-  void let_go_on() {
+  void resume_queue() {
     if (!forked_.load(std::memory_order_relaxed)) queue_->go_on();
   }
   // See CallQueue::linger; not in a forked child either.

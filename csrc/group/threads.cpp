@@ -27,7 +27,7 @@ class Threads {
 
   void put(std::function<void()> task, Draining draining) {
     const std::lock_guard lock(mutex_);
-    if (tasks_.size() >= num_idle_) std::thread([this] { work_off(); }).detach();
+    if (tasks_.size() >= num_idle_) std::thread([this] { run_tasks(); }).detach();
     tasks_.push_back({std::move(task), draining});
     if (draining == Draining::waits) ++num_open_;
     changed_.notify_one();
@@ -44,7 +44,7 @@ class Threads {
     Draining draining;
   };
 
-  void work_off() {
+  void run_tasks() {
     std::unique_lock lock(mutex_);
     for (;;) {
       ++num_idle_;

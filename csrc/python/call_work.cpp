@@ -20,9 +20,9 @@ uint32_t* as_word(std::atomic<uint32_t>& value) { return reinterpret_cast<uint32
 
 }  // namespace
 
-void AsyncCall::is_to_run(const Prepared& one) { first_ = {one.plan, one.operands(places)}; }
+void AsyncCall::set_steps(const Prepared& one) { first_ = {one.plan, one.operands(places)}; }
 
-void AsyncCall::is_to_run(std::vector<PreparedList> lists) {
+void AsyncCall::set_steps(std::vector<PreparedList> lists) {
   lists_ = std::move(lists);
   for (const PreparedList& one : lists_) {
     const Step step{one.plan, {.list = &one.list}};
@@ -46,7 +46,7 @@ void AsyncCall::abandon(const std::shared_ptr<AsyncCall>& call, PyObject* kept) 
 bool AsyncCall::wait(double limit_s) {
   constexpr int64_t kLookUs = 50000;  // for Ctrl-C
   WaitedTime waited(limit_s);
-  if (go_on_here(group_.queue(), this, waited)) return true;
+  if (finish_here(group_.queue(), this, waited)) return true;
   PythonHost host;
   host.blocking();
   for (;;) {
@@ -58,7 +58,7 @@ bool AsyncCall::wait(double limit_s) {
   }
 }
 
-bool go_on_here(CallQueue& queue, const QueuedCall* call, WaitedTime& waited) {
+bool finish_here(CallQueue& queue, const QueuedCall* call, WaitedTime& waited) {
   WaiterHost<PythonHost> host(waited);
   const bool is_done = queue.finish(call, host);
   if (host.was_interrupted()) throw Interrupted{};
@@ -75,7 +75,7 @@ struct CallWork {
   std::shared_ptr<AsyncCall> call;
 };
 
-PyTypeObject* heir = nullptr;
+PyTypeObject* subclass = nullptr;
 
 CallWork& work_of(PyObject* object) { return *reinterpret_cast<CallWork*>(object); }
 
@@ -110,7 +110,7 @@ void deallocate(PyObject* object) {
     PyTuple_SET_ITEM(all, 0, work.kept);
     PyTuple_SET_ITEM(all, 1, work.outputs);
     PyTuple_SET_ITEM(all, 2, work.caller.object);
-    work.caller.group.let_go_on();  // no thread waits for it any more
+    work.caller.group.resume_queue();  // no thread waits for it any more
     AsyncCall::abandon(work.call, all);
   }
   work.call.~shared_ptr();
@@ -137,7 +137,7 @@ PyObject* wait_at_most(PyObject* self, double limit_s) {
 
 PyObject* is_completed(PyObject* self, PyObject*) {
   const CallWork& work = work_of(self);
-  if (!work.call->is_over()) work.caller.group.let_go_on();
+  if (!work.call->is_over()) work.caller.group.resume_queue();
   return PyBool_FromLong(work.call->is_over());
 }
 
@@ -200,7 +200,7 @@ PyTypeObject type = handle_type<CallWork>("fastcoll._C.CallWork", deallocate, sh
 PyObject* queue_call(const Caller& caller, const std::shared_ptr<AsyncCall>& call, PyObject* kept,
                      PyObject* outputs) {
   release_kept();
-  PyTypeObject* made = heir ? heir : &type;
+  PyTypeObject* made = subclass ? subclass : &type;
   PyObject* object = made->tp_alloc(made, 0);
   if (!object) throw Interrupted{};
   CallWork& work = work_of(object);
@@ -223,6 +223,8 @@ PyObject* queue_call(const Caller& caller, const std::shared_ptr<AsyncCall>& cal
 
 bool add_call_work(PyObject* module) { return PyModule_AddType(module, &type) == 0; }
 
-PyObject* set_call_work(PyObject*, PyObject* object) { return set_heir(object, type, heir); }
+PyObject* set_call_work(PyObject*, PyObject* object) {
+  return set_subclass(object, type, subclass);
+}
 
 }  // namespace fastcoll

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fastcoll._C.CallWork: the quick part of the handle of an asynchronous call that C++ carries out.
-// Programs get its heir, a class in work.py. Decides how long the memory of such a call is kept: by
-// its handle, and if that goes first, until the call is over.
+// Programs get its subclass, a class in work.py. Decides how long the memory of such a call
+// is kept: by its handle, and if that goes first, until the call is over.
 #pragma once
 
 #include <Python.h>
@@ -22,8 +22,8 @@ class AsyncCall final : public PlannedCall {
   using PlannedCall::PlannedCall;
 
   Places places;  // of its arguments
-  void is_to_run(const Prepared& one);
-  void is_to_run(std::vector<PreparedList> lists);  // one at least
+  void set_steps(const Prepared& one);
+  void set_steps(std::vector<PreparedList> lists);  // one at least
   void over() noexcept override;
 
   bool is_over() const { return is_over_.load(std::memory_order_acquire); }
@@ -49,7 +49,7 @@ PyObject* queue_call(const Caller& caller, const std::shared_ptr<AsyncCall>& cal
 // Go on in this thread with the call that rests in a queue: with `call`, or any if that is null.
 // False if it does not rest, or is not over after that many seconds; 0: without a limit. Throws
 // Interrupted; a thread goes on with it then.
-bool go_on_here(CallQueue& queue, const QueuedCall* call, WaitedTime& waited);
+bool finish_here(CallQueue& queue, const QueuedCall* call, WaitedTime& waited);
 
 // Add the type to the module. False with a Python error set.
 bool add_call_work(PyObject* module);

@@ -229,7 +229,7 @@ FastcollOutcome finish(FastcollGroup* group, const void* place, double limit_s,
   });
 }
 
-void go_on(FastcollGroup* group) { ours(group).let_go_on(); }
+void go_on(FastcollGroup* group) { ours(group).resume_queue(); }
 void linger(FastcollGroup* group, const void* place) {
   ours(group).linger(static_cast<const CallWithWork*>(place));
 }

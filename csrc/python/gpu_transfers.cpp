@@ -90,7 +90,7 @@ PyObject* start_batch_on_gpu(const Caller& caller, const Args& args) {
   const std::span<PyObject* const> items = items_of(args[kTensor]);
   if (!calls || items.empty()) return nullptr;
   const std::optional<StreamsOnGpu> streams = streams_of(*calls, true);
-  if (!streams || !calls->is_well(group)) return nullptr;
+  if (!streams || !calls->is_healthy(group)) return nullptr;
   std::vector<DeviceMessage> messages;
   std::vector<TransferPair> pairs;
   std::vector<PyObject*> tensors;  // the works keep them

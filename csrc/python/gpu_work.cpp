@@ -23,7 +23,7 @@ struct GpuWork {
   int peer;
 };
 
-PyTypeObject *heir = nullptr, *transfer_heir = nullptr;
+PyTypeObject *subclass = nullptr, *transfer_subclass = nullptr;
 
 GpuWork& work_of(PyObject* object) { return *reinterpret_cast<GpuWork*>(object); }
 
@@ -43,11 +43,11 @@ PyObject* wait_in_stream(PyObject* self, double) {
   const std::optional<void*> stream = current_stream(work.calls->device());
   if (!stream)
     return PyErr_Format(PyExc_RuntimeError, "torch does not tell its current stream any more");
-  if (const auto failure = work.calls->let_wait(*stream, work.event.get())) {
+  if (const auto failure = work.calls->make_stream_wait(*stream, work.event.get())) {
     set_python_error(*failure);
     return nullptr;
   }
-  if (!work.calls->is_well(work.caller.group)) {
+  if (!work.calls->is_healthy(work.caller.group)) {
     PyObject* const checked = PyObject_CallMethodNoArgs(self, check);
     if (!checked) return nullptr;
     Py_DECREF(checked);
@@ -57,7 +57,7 @@ PyObject* wait_in_stream(PyObject* self, double) {
 
 PyObject* is_completed(PyObject* self, PyObject*) {
   const GpuWork& work = work_of(self);
-  return PyBool_FromLong(work.calls->has_come(work.event.get()));
+  return PyBool_FromLong(work.calls->is_event_complete(work.event.get()));
 }
 
 PyMethodDef methods[] = {
@@ -93,7 +93,7 @@ PyTypeObject type =
 }  // namespace
 
 PyObject* new_gpu_work(const Caller& caller, PyObject* outputs, int peer) {
-  PyTypeObject* made = peer < 0 ? heir : transfer_heir;
+  PyTypeObject* made = peer < 0 ? subclass : transfer_subclass;
   if (!made) made = &type;
   PyObject* object = made->tp_alloc(made, 0);
   if (!object) throw Interrupted{};
@@ -122,8 +122,8 @@ bool add_gpu_work(PyObject* module) { return PyModule_AddType(module, &type) == 
 PyObject* set_gpu_works(PyObject*, PyObject* args) {
   PyObject *calls = nullptr, *transfers = nullptr;
   if (!PyArg_ParseTuple(args, "OO", &calls, &transfers)) return nullptr;
-  const Owned first(set_heir(calls, type, heir));
-  return first.get() ? set_heir(transfers, type, transfer_heir) : nullptr;
+  const Owned first(set_subclass(calls, type, subclass));
+  return first.get() ? set_subclass(transfers, type, transfer_subclass) : nullptr;
 }
 
 }  // namespace fastcoll

@@ -28,7 +28,7 @@ constexpr const char* kNames[kNumArgs] = {"weight", "eps",          "residual", 
 enum Arg { kWeight, kEps, kResidual, kSummed, kOffset, kRoundsFirst, kWideSum, kScales };
 
 std::array<PyObject*, kNumArgs> names{};  // interned
-PyTypeObject* heir = nullptr;
+PyTypeObject* subclass = nullptr;
 
 RowNorm& norm_of(PyObject* object) { return *reinterpret_cast<RowNorm*>(object); }
 
@@ -100,7 +100,7 @@ PyObject* make(PyObject* type, PyObject* const* args, size_t flagged_num, PyObje
   return object;
 }
 
-// Python visits the class of an heir's object itself.
+// Python visits the class of a subclass's object itself.
 int traverse(PyObject* self, visitproc visit, void* arg) {
   const RowNorm& norm = norm_of(self);
   Py_VISIT(norm.weight);
@@ -177,7 +177,7 @@ bool read_tensors(const RowNorm& norm, RowCheck& check) {
 
 Prepared prepare_rows(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
                       RowCall& rows) {
-  if (Py_TYPE(args[kThen]) != heir || !op_takes_rows(op)) return {};
+  if (Py_TYPE(args[kThen]) != subclass || !op_takes_rows(op)) return {};
   const RowNorm& norm = norm_of(args[kThen]);
   const bool scatters = verb == FastVerb::reduce_scatter_tensor;
   PyObject* const source = args[scatters ? kSecond : kTensor];
@@ -214,8 +214,8 @@ bool add_row_norm(PyObject* module) {
 }
 
 PyObject* set_row_norm(PyObject*, PyObject* object) {
-  PyObject* done = set_heir(object, type, heir);
-  if (done) heir->tp_vectorcall = make;
+  PyObject* done = set_subclass(object, type, subclass);
+  if (done) subclass->tp_vectorcall = make;
   return done;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fastcoll._C.RowNorm: the tensors and numbers of an RMSNorm behind a call, and their check in a
-// fast call. Programs get its heir, fastcoll.RMSNorm.
+// fast call. Programs get its subclass, fastcoll.RMSNorm.
 //
 // It keeps objects and no addresses, as a tensor's memory may be another one by the next call.
 #pragma once

@@ -134,12 +134,12 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
     Prepared one = prepare(kVerb, group, args, op, call->places.parts);
     if (!one.is_fast()) one = prepare_other<kVerb>(group, args, op, call->places);
     if (!one.is_fast()) return nullptr;
-    call->is_to_run(one);
+    call->set_steps(one);
   } else {
     auto lists = prepare_lists(signature_of(kVerb).core, group, args[kTensor], args[kSecond], op,
                                args.options);
     if (lists.empty()) return nullptr;
-    call->is_to_run(std::move(lists));
+    call->set_steps(std::move(lists));
   }
   const Owned outputs(outputs_of<kVerb>(group, args));
   PyObject* const then = takes_rows(kVerb) ? args[kThen] : nullptr;
@@ -159,7 +159,7 @@ inline bool may_run_now(ProcessGroup& group) {
   group.refuse_handler();  // it would wait for the call that it interrupted
   group.refuse_child();
   WaitedTime waited(0);
-  if (go_on_here(group.queue(), nullptr, waited) && group.idle()) return true;
+  if (finish_here(group.queue(), nullptr, waited) && group.idle()) return true;
   PythonHost host;
   host.blocking();
   group.await_queued(host);

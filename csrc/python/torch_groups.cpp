@@ -23,7 +23,7 @@ std::unordered_map<PyObject*, StandIn> stand_ins;
 const StandIn* find(PyObject* process_group) {
   const auto found = stand_ins.find(process_group);
   const bool is_it =
-      found != stand_ins.end() && leads_to(found->second.process_group, process_group);
+      found != stand_ins.end() && refers_to(found->second.process_group, process_group);
   return is_it ? &found->second : nullptr;
 }
 

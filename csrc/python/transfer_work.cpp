@@ -25,7 +25,7 @@ struct TransferWork {
 };
 
 GroupOf* group_in_object = nullptr;
-PyTypeObject* heir = nullptr;
+PyTypeObject* subclass = nullptr;
 
 TransferWork& work_of(PyObject* object) { return *reinterpret_cast<TransferWork*>(object); }
 
@@ -197,7 +197,7 @@ PyTypeObject type = handle_type<TransferWork>("fastcoll._C.TransferWork", deallo
 }  // namespace
 
 PyObject* new_transfer_work(const Caller& caller, PyObject* kept) {
-  return allocate(heir ? heir : &type, caller, kept);
+  return allocate(subclass ? subclass : &type, caller, kept);
 }
 
 void start_works(const Caller& caller, std::span<const std::shared_ptr<Transfer>> transfers,
@@ -220,6 +220,8 @@ bool add_transfer_work(PyObject* module, GroupOf* group_of_object) {
   return PyModule_AddType(module, &type) == 0;
 }
 
-PyObject* set_transfer_work(PyObject*, PyObject* object) { return set_heir(object, type, heir); }
+PyObject* set_transfer_work(PyObject*, PyObject* object) {
+  return set_subclass(object, type, subclass);
+}
 
 }  // namespace fastcoll

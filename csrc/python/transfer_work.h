@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fastcoll._C.TransferWork: the quick part of the handle of a send or a receive. Programs get its
-// heir, a class in transfer_work.py. Decides how long the memory of a transfer is kept: by its
+// subclass, a class in transfer_work.py. Decides how long the memory of a transfer is kept: by its
 // handle, and if that goes first, until the transfer is over.
 #pragma once
 

@@ -19,7 +19,7 @@ inline PyObject* target_of(PyObject* reference) {
 }
 
 // The caller holds the object.
-inline bool leads_to(PyObject* reference, PyObject* object) {
+inline bool refers_to(PyObject* reference, PyObject* object) {
 #if PY_VERSION_HEX >= 0x030d0000
   PyObject* target = target_of(reference);
   Py_XDECREF(target);

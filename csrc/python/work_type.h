@@ -18,8 +18,8 @@ struct Caller {
 // Python error set, else whether it is complete.
 using WaitAtMost = PyObject*(PyObject* self, double limit_s);
 
-// wait(timeout=None): waits here if there is no limit, else by the heir's _wait. No limit is None
-// or any false object (torch gives a timedelta of no length).
+// wait(timeout=None): waits here if there is no limit, else by the subclass's _wait. No limit is
+// None or any false object (torch gives a timedelta of no length).
 template <WaitAtMost* kWait>
 PyObject* wait(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames) {
   const bool is_usual = !kwnames && num_args <= 1;
@@ -76,8 +76,8 @@ PyTypeObject handle_type(const char* name, destructor deallocate, reprfunc show,
   return made;
 }
 
-// Make `place` the class of a type's handles: its heir in Python.
-inline PyObject* set_heir(PyObject* object, PyTypeObject& type, PyTypeObject*& place) {
+// Make `place` the class of a type's handles: its subclass in Python.
+inline PyObject* set_subclass(PyObject* object, PyTypeObject& type, PyTypeObject*& place) {
   if (!PyType_Check(object) || !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(object), &type))
     return PyErr_Format(PyExc_TypeError, "%R is no subclass of %s", object, type.tp_name);
   Py_XSETREF(place, reinterpret_cast<PyTypeObject*>(Py_NewRef(object)));

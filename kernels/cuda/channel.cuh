@@ -30,8 +30,8 @@ struct BlockShared {
 // Writes the verdict for the host. Breaks the group, too, if this rank found the reason: all ranks
 // stop waiting, and later kernels end at once. An abort of the host has that effect on this rank
 // alone. Only the first thread of a rank that fails or finds the poison does this.
-FASTCOLL_SLOW_PATH void speak(const GroupCall& call, uint64_t poison, uint32_t expected,
-                              uint32_t seen, uint32_t phase) {
+FASTCOLL_SLOW_PATH void write_verdict(const GroupCall& call, uint64_t poison, uint32_t expected,
+                                      uint32_t seen, uint32_t phase) {
   const auto pad = [&](int rank) { return reinterpret_cast<GpuPad*>(call.regions[rank]); };
   if (!claim(&pad(call.rank)->claimed)) return;
   DeviceVerdict& verdict = call.host->verdict;
@@ -358,11 +358,12 @@ class Channel {
     failed_ = true;
     const uint64_t poison = Poison::encode(uint32_t(kind), call_.rank, awaited.peer, int(idx_),
                                            uint32_t(awaited.slot >> 32));
-    speak(call_, poison, uint32_t(awaited.slot), uint32_t(seen_slot), uint32_t(awaited.phase));
+    write_verdict(call_, poison, uint32_t(awaited.slot), uint32_t(seen_slot),
+                  uint32_t(awaited.phase));
   }
   FASTCOLL_DEVICE void drain(uint64_t poison) {
     failed_ = true;
-    speak(call_, poison, 0, 0, 0);
+    write_verdict(call_, poison, 0, 0, 0);
   }
 
   const GroupCall& call_;

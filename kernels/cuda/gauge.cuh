@@ -36,7 +36,7 @@ FASTCOLL_DEVICE bool await_gauge(const GaugeCall& call, uint64_t expected, Look 
 // The lower rank begins each round, the other one answers. Every value is sent once, and a rank
 // sends the next one only when it has seen the peer's: nothing is overwritten unseen.
 template <class Send, class Look>
-FASTCOLL_DEVICE void to_and_fro(const GaugeCall& call, Send send, Look look) {
+FASTCOLL_DEVICE void ping_pong(const GaugeCall& call, Send send, Look look) {
   if (thread_idx() != 0 || block_idx() != 0) return;
   const bool begins = call.rank < call.peer;
   uint64_t num_done = 0, started_ns = 0;
@@ -54,7 +54,7 @@ FASTCOLL_DEVICE void to_and_fro(const GaugeCall& call, Send send, Look look) {
 
 // A word as ranks arrive by: released, and polled with acquire.
 FASTCOLL_KERNEL gauge_signal(FASTCOLL_ARGUMENT(GaugeCall) call) {
-  to_and_fro(
+  ping_pong(
       call, [&](uint64_t value) { store_release(gauge_word(call.regions[call.peer]), value); },
       [&] { return load_acquire(gauge_word(call.regions[call.rank])); });
 }
@@ -62,7 +62,7 @@ FASTCOLL_KERNEL gauge_signal(FASTCOLL_ARGUMENT(GaugeCall) call) {
 // Data and flag in one atom, which orders no other memory. A pack whose data belongs to another
 // flag counts as not arrived.
 FASTCOLL_KERNEL gauge_ll_pack(FASTCOLL_ARGUMENT(GaugeCall) call) {
-  to_and_fro(
+  ping_pong(
       call,
       [&](uint64_t value) {
         store_relaxed(gauge_pack(call.regions[call.peer]), LlPack{~value, value});

@@ -279,7 +279,7 @@ def for_rank(rank: int, world_size: int, store_port: int, num_threads: int) -> d
     return {**usual, **os.environ, **{name: str(value) for name, value in told.items()}}
 
 
-def let_ddp_borrow() -> None:
+def allow_ddp_comm_memory() -> None:
     """Let DDP ask its backend for the memory of its buckets, unless the user has said whether."""
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
 

@@ -78,7 +78,7 @@ def fuzz_greeting(chance: random.Random) -> None:
         message = damage(chance, greeting)
         ours.setblocking(False)
         send(chance, theirs, message)
-        peer = listener._greeted(ours, hellos)
+        peer = listener._identify_peer(ours, hellos)
         # A peer that knows the token is let in as the rank that it says it is.
         assert peer == -1 or (message[4:] == greeting[4:] and 0 <= peer < 3)
     finally:

@@ -51,7 +51,7 @@ def machine() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(ours)}
 
 
-def come_up(rank: Rank, key: str, timeout_s: float = 20) -> Any:
+def make_group(rank: Rank, key: str, timeout_s: float = 20) -> Any:
     store = dist.PrefixStore(key, rank.store)
     return fastcoll.init(
         store=store, rank=rank.rank, world_size=rank.world_size, timeout_s=timeout_s
@@ -74,7 +74,7 @@ def cycles(rank: Rank, count: int) -> list[dict[str, Any]]:
     """The things that this rank holds after each group."""
     found = []
     for number in range(count):
-        comm = come_up(rank, f"cycle {number}")
+        comm = make_group(rank, f"cycle {number}")
         use(comm)
         del comm
         fastcoll.destroy()

@@ -18,7 +18,7 @@ import torch
 
 import fastcoll
 from tests.faults.test_fork import in_child
-from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt, come_up
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt, make_group
 
 
 def fork_then_wait(rank: Rank) -> list[Attempt]:
@@ -50,7 +50,7 @@ CLONE_NEWPID = 0x20000000
 
 
 def lose_an_unseen_process(rank: Rank) -> Attempt:
-    come_up(rank)
+    make_group(rank)
     rank.comm.barrier()
     assert rank.comm._mesh.pids[0] == 0, "it is visible"
     return attempt(rank.comm.all_reduce, torch.ones(3))
@@ -63,7 +63,7 @@ def live_in_containers(rank: Rank) -> Attempt | None:
         rank.store.set("denied", "yes" if denied else "")
         return None if denied else in_child(lose_an_unseen_process, rank)
     if not rank.store.get("denied") and os.fork() == 0:
-        come_up(rank)
+        make_group(rank)
         rank.comm.barrier()
         os.kill(os.getpid(), signal.SIGKILL)
     return None

@@ -46,7 +46,7 @@ def intrude(address: tuple[str, int], message: bytes) -> socket.socket:
     return stranger
 
 
-def come_up(rank: Rank) -> list[float]:
+def make_group(rank: Rank) -> list[float]:
     if rank.rank == 1:
         rank.wait_for("intruded")
     comm = fastcoll.init(
@@ -75,7 +75,7 @@ MESSAGES = {
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_a_stranger_is_ignored(fresh_pool: Callable[..., Pool], kind: str) -> None:
     pool = fresh_pool(2, Setup(init=False))
-    pool.start(come_up)
+    pool.start(make_group)
     doors = find_doors(pool)
     strangers = [intrude(door, MESSAGES[kind]) for door in doors for _ in range(3)]
     pool.tell("intruded")
@@ -88,7 +88,7 @@ def test_a_stranger_is_ignored(fresh_pool: Callable[..., Pool], kind: str) -> No
 
 def test_a_stranger_that_hangs_up(fresh_pool: Callable[..., Pool]) -> None:
     pool = fresh_pool(2, Setup(init=False))
-    pool.start(come_up)
+    pool.start(make_group)
     for door in find_doors(pool):
         for message in MESSAGES.values():
             intrude(door, message).close()

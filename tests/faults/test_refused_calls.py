@@ -14,13 +14,13 @@ import torch
 
 from fastcoll.bootstrap.farewell import say_farewell, why_gone
 from fastcoll.bootstrap.os_errors import explain
-from tests.faults.test_cleanup import BARE, come_up
+from tests.faults.test_cleanup import BARE, make_group
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
 from tests.support.held import limited
 
 
 def make_and_add(rank: Rank) -> None:
-    with come_up(rank, "refused") as comm:
+    with make_group(rank, "refused") as comm:
         tensor = torch.ones(5)
         comm.all_reduce(tensor)
         assert tensor.tolist() == [float(comm.world_size)] * 5

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 import fastcoll
 from fastcoll.bootstrap import identity
-from tests.faults.test_cleanup import BARE, belongings, come_up, machine, use
+from tests.faults.test_cleanup import BARE, belongings, machine, make_group, use
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 from tests.support.held import limited, no_threads
 from tests.support.programs import run_in_pairs
@@ -228,7 +228,7 @@ def fill_small_shm(rank: Rank) -> str:
         return ""
     with pytest.raises(OSError, match="No space left"):
         Path("/dev/shm/filler").write_bytes(bytes(128 << 10))
-    comm = come_up(rank, "small /dev/shm")
+    comm = make_group(rank, "small /dev/shm")
     use(comm)
     comm.empty((1 << 20,))
     comm.shrink().close()

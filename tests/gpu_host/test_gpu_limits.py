@@ -56,8 +56,8 @@ def test_the_nearest_limit_holds(
 
 def test_a_new_limit_holds_in_kernels_too() -> None:
     settings = resolve(None, None, None, 50, 2)
-    assert settings.but(None, None).gpu == GpuLimits(50, 2)
-    assert settings.but(4, None).gpu == GpuLimits(4, 2)
+    assert settings.for_part(None, None).gpu == GpuLimits(50, 2)
+    assert settings.for_part(4, None).gpu == GpuLimits(4, 2)
     settings.set_limit(6)
     assert settings.gpu == GpuLimits(6, 2)
 

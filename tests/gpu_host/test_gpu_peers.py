@@ -56,10 +56,10 @@ def test_what_nccl_does_not_know_is_not_measured(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(gpu_peers, "nccl_version", lambda: version)
 
-    def come_up(*args: object) -> None:
+    def make_group(*args: object) -> None:
         raise ConnectionError("it went on")
 
-    monkeypatch.setattr(gpu_peers.OnGpu, "__init__", come_up)
+    monkeypatch.setattr(gpu_peers.OnGpu, "__init__", make_group)
     error = NotImplementedError if words else ConnectionError
     with pytest.raises(error, match=words or "it went on"):
         library(config(world_size=2 if shares else 1))
@@ -122,7 +122,7 @@ def on_nccl(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         monkeypatch.setattr(torch.cuda, name, value)
     use_fake_events(monkeypatch)
 
-    def come_up(self: Any, config: WorkerConfig) -> None:
+    def make_group(self: Any, config: WorkerConfig) -> None:
         self.device = torch.device("cpu")
         Library.__init__(self, config)
 
@@ -131,7 +131,7 @@ def on_nccl(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         Pools.current.num_tensors += 1
         return torch.empty(numel, dtype=dtype)
 
-    monkeypatch.setattr(gpu_peers.Nccl, "__init__", come_up)
+    monkeypatch.setattr(gpu_peers.Nccl, "__init__", make_group)
     monkeypatch.setattr(gpu_libraries.OnGpu, "allocate", allocate)
     monkeypatch.setattr(gpu_peers.Gloo, "barrier", lambda self: None)
 
@@ -195,11 +195,11 @@ def symmetric(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
     """`symmetric(multicast_ptr)` is the library "symm_multimem" of a group of one on the CPU."""
     from torch.distributed import _symmetric_memory
 
-    def come_up(self: Any, config: WorkerConfig) -> None:
+    def make_group(self: Any, config: WorkerConfig) -> None:
         self.device = torch.device("cpu")
         Library.__init__(self, config)
 
-    monkeypatch.setattr(gpu_libraries.OnGpu, "__init__", come_up)
+    monkeypatch.setattr(gpu_libraries.OnGpu, "__init__", make_group)
     monkeypatch.setattr(_symmetric_memory, "empty", torch.empty)
     monkeypatch.setattr(gpu_peers, "_world", lambda: SimpleNamespace(group_name="all"))
 

@@ -57,22 +57,22 @@ def test_who_made_every_call_and_ended_did_its_part() -> None:
         journal.core.write(BARRIER)
     here.core.write_message(True, 3, int(DType.float32), 1, 0)
     there.core.write_message(False, 3, int(DType.float32), 0, 0)
-    assert not here.has_done_its_part(1), "its kernels may still run"
+    assert not here.has_ended_calls(1), "its kernels may still run"
     there.core.finish()
-    assert here.has_done_its_part(1)
+    assert here.has_ended_calls(1)
     here.core.write_message(True, 4, int(DType.float32), 1, 0)
-    assert not here.has_done_its_part(1), "it does not take the second message"
+    assert not here.has_ended_calls(1), "it does not take the second message"
     there.core.write_message(False, 4, int(DType.float32), 0, 0)
-    assert here.has_done_its_part(1)
-    assert not here.has_done_its_part(1, ToCome(messages=[(True, 1)])), "a third message would wait"
-    assert not here.has_done_its_part(1, ToCome(1)), "a second barrier would wait"
+    assert here.has_ended_calls(1)
+    assert not here.has_ended_calls(1, ToCome(messages=[(True, 1)])), "a third message would wait"
+    assert not here.has_ended_calls(1, ToCome(1)), "a second barrier would wait"
     there.core.write(BARRIER)
-    assert here.has_done_its_part(1, ToCome(1))
+    assert here.has_ended_calls(1, ToCome(1))
     there.core.write_message(True, 4, int(DType.float32), 0, 0)
-    assert here.has_done_its_part(1, ToCome(messages=[(False, 1)]))
+    assert here.has_ended_calls(1, ToCome(messages=[(False, 1)]))
     here.core.write(BARRIER)
     here.core.write(BARRIER)
-    assert not here.has_done_its_part(1), "it does not come to the third barrier"
+    assert not here.has_ended_calls(1), "it does not come to the third barrier"
     for journal in (here, there):
         journal.core.close()
 

@@ -135,7 +135,7 @@ class Listening:
     def abandon(self) -> None:
         pass
 
-    def regain(self) -> None:
+    def resume(self) -> None:
         self.num_regained += 1
 
 

@@ -137,17 +137,17 @@ class Stopped(Board):
         super().__init__(store, nonce)
         self.is_stopped, self.goes_on = threading.Event(), threading.Event()
 
-    def say_first(self, key: str, text: str, limit_s: float) -> str | None:
+    def write_first(self, key: str, text: str, limit_s: float) -> str | None:
         self.is_stopped.set()
         assert self.goes_on.wait(DEADLINE_S)
-        return super().say_first(key, text, limit_s)
+        return super().write_first(key, text, limit_s)
 
 
 class Overwriting(Stopped):
     """It does not look whether somebody has said so meanwhile."""
 
-    def say_first(self, key: str, text: str, limit_s: float) -> str | None:
-        super().say_first(f"not {key}", text, limit_s)
+    def write_first(self, key: str, text: str, limit_s: float) -> str | None:
+        super().write_first(f"not {key}", text, limit_s)
         self.say(key, text, limit_s)
         return text
 

@@ -50,7 +50,7 @@ class Entry:
 class Record:
     """The node, the carriers and the watch of one rank."""
 
-    takes_less = True
+    accepts_short = True
 
     def __init__(self, node_map: NodeMap, rank: int, reduces: bool) -> None:
         self.entries: list[Entry] = []
@@ -73,7 +73,7 @@ class Record:
 class Lane:
     """A carrier; its transfers are their names."""
 
-    takes_less = True
+    accepts_short = True
 
     def __init__(self, record: Record, name: str) -> None:
         self._record = record
@@ -353,7 +353,7 @@ def test_a_carrier_that_takes_no_less_gets_whole_packets(monkeypatch: pytest.Mon
         return all(given == expected for one in sizes for given, expected in one)
 
     assert not all_whole()
-    monkeypatch.setattr(Lane, "takes_less", False)
+    monkeypatch.setattr(Lane, "accepts_short", False)
     assert all_whole()
     for numel in (0, 1000, LARGE):
         assert problems(TWO, run(TWO, Verb.all_gather, numel)) == []

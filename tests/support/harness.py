@@ -161,7 +161,7 @@ def _be_there(me: Rank) -> None:
     pass
 
 
-def come_up(me: Rank, timeout_s: float | None = TIMEOUT_S) -> None:
+def make_group(me: Rank, timeout_s: float | None = TIMEOUT_S) -> None:
     import fastcoll
 
     limit = {} if timeout_s is None else {"timeout_s": timeout_s}
@@ -236,7 +236,7 @@ class Pool:
         # All are there before one waits for another: a process may be late by more than its limit.
         self.finish()
         if setup.init:
-            self.run(come_up, setup.timeout_s)
+            self.run(make_group, setup.timeout_s)
 
     def store_server(self) -> Any:
         """Return the store that the ranks meet at."""

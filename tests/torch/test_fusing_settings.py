@@ -75,7 +75,7 @@ def test_another_value_is_refused() -> None:
 
 def test_the_last_word_of_a_program_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile, "_chosen", [])
-    monkeypatch.setattr(compile, "_once_there", lambda name, act: None)
+    monkeypatch.setattr(compile, "_after_import", lambda name, act: None)
     found = []
     for text in ("", "1", "0"):
         monkeypatch.setenv("FASTCOLL_FUSE", text)

@@ -63,8 +63,8 @@ def test_a_call_or_a_group_that_says_so_has_its_own(monkeypatch: pytest.MonkeyPa
     settings = resolve(None, None, default_on_gpus="fast")
     assert (settings.numerics_of(None), settings.numerics_of(None, on_gpus=True)) == MIXED
     assert settings.numerics_of("same_bits", on_gpus=True) == "same_bits"
-    assert settings.but(None, "same_bits").numerics_of(None, on_gpus=True) == "same_bits"
-    assert settings.but(None, None).numerics_of(None, on_gpus=True) == "fast"
+    assert settings.for_part(None, "same_bits").numerics_of(None, on_gpus=True) == "same_bits"
+    assert settings.for_part(None, None).numerics_of(None, on_gpus=True) == "fast"
     given = resolve(None, "same_bits", default_on_gpus="fast")
     assert given.numerics_of(None, on_gpus=True) == "same_bits"
 

@@ -85,7 +85,7 @@ def test_a_question_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPat
     board = Board(HashStore(), "nonce")
     board.decide_verdict(AbortedError("the test says so", [1]))
     with monkeypatch.context() as refused:
-        refused.setattr(board_module, "told_in", mock.Mock(side_effect=MemoryError))
+        refused.setattr(board_module, "error_from_text", mock.Mock(side_effect=MemoryError))
         with pytest.raises(MemoryError):
             board.verdict()
     assert isinstance(board.verdict(), AbortedError)
@@ -119,8 +119,8 @@ def call_over_nodes(made: watch.Watch, questions: int) -> None:
 
 
 def ends_of(made: watch.Watch) -> Any:
-    told = lambda *_: contextlib.nullcontext()  # noqa: E731
-    waits = SimpleNamespace(told=told)
+    announced = lambda *_: contextlib.nullcontext()  # noqa: E731
+    waits = SimpleNamespace(announced=announced)
     seat = SimpleNamespace(rank=0)
     return Ends(seat, None, None, None, made, waits, None, lambda _: False)  # type: ignore[arg-type]
 

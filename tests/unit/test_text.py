@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fastcoll import _C, CollectiveTimeout, DesyncError, FastcollError
 from fastcoll.bootstrap.farewell import farewell_in, say_farewell
 from fastcoll.errors import PeerLostError
-from fastcoll.nodes.verdict.board import told_in, written
+from fastcoll.nodes.verdict.board import error_from_text, text_of_error
 from fastcoll.text import printable, printable_lines
 
 HARMFUL = ("Cc", "Zl", "Zp", "Cs", "Co")
@@ -82,5 +82,5 @@ def test_the_reasons_of_peers_are_printable() -> None:
     say_farewell([writer], 1, PeerLostError("", [1]))
     message = os.read(reader, 4096) + b"\x1b]0;owned\x07"
     assert str(farewell_in(message)) == r"\x1b]0;owned\x07"
-    damaged = written(PeerLostError("", [1])).replace('"text": ""', '"text": "\\u001b[2J"')
-    assert str(told_in(damaged)) == r"\x1b[2J"
+    damaged = text_of_error(PeerLostError("", [1])).replace('"text": ""', '"text": "\\u001b[2J"')
+    assert str(error_from_text(damaged)) == r"\x1b[2J"

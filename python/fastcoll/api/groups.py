@@ -122,10 +122,10 @@ def stand_in_for(
 
     `settings` are a new one's; None takes the environment's, and `timeout_s` for its making.
     """
-    if (comm := standing_for(group)) is None:
+    if (comm := existing_communicator(group)) is None:
         settings = settings or resolve(None, None).made_within(timeout_s)
         with makers.hold(group, group.group_name, settings.making_s):
-            comm = standing_for(group)
+            comm = existing_communicator(group)
             if comm is None:
                 _require_living(group)
                 comm = member(connect(exchange_of(group), group.group_name, settings))
@@ -148,7 +148,7 @@ def _ranks_of(group: ProcessGroup) -> list[int]:
         return list(range(group.size()))
 
 
-def standing_for(group: ProcessGroup) -> BaseGroup | None:
+def existing_communicator(group: ProcessGroup) -> BaseGroup | None:
     """Return the communicator that stands for a torch process group already."""
     with state.lock:
         known = state.by_process_group.get(group), state.adopted.get(group.group_name)

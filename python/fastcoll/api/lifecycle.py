@@ -14,13 +14,13 @@ from fastcoll.api.groups import (
     communicator_of,
     default_group,
     default_of_torch,
+    existing_communicator,
     forget_closed,
     group_of_launcher,
     makers,
     place_in_default,
     set_default,
     stand_in_for,
-    standing_for,
     state,
 )
 from fastcoll.api.making import connect, member
@@ -117,7 +117,7 @@ def _of_group(group: object, settings: Settings, given: Mapping[str, object]) ->
         return group
     if not isinstance(group, ProcessGroup):
         raise UsageError(f"group must be a torch process group, not {type(group).__name__}")
-    if (existing := standing_for(group)) is not None:
+    if (existing := existing_communicator(group)) is not None:
         _refuse_for(existing, given)
     return stand_in_for(group, settings)
 
@@ -276,7 +276,7 @@ def destroy_process_group(group: ProcessGroup | BaseGroup | int | None = None) -
     if group is None:
         destroy()
     elif isinstance(group, ProcessGroup):
-        if (existing := standing_for(group)) is not None:
+        if (existing := existing_communicator(group)) is not None:
             existing.close()
     elif (comm := communicator_of(group)) is not None:
         comm.close()

@@ -51,13 +51,13 @@ def connect(
         PeerLostError: A rank died on the way, or gave up.
         DriverError: The operating system refused descriptors or memory.
     """
-    _obey_environment(exchange)
+    _apply_environment(exchange)
     settings = replace(settings)  # this group's own, which `set_timeout` changes
     found = parent.planner.tuning if isinstance(parent, Communicator) else tuning.find()
     deadline = Deadline(settings.making_s)
     terms = settings.terms(identity(settings.carrier))
 
-    on_failure = partial(_tell_nodes, exchange)
+    on_failure = partial(_report_to_nodes, exchange)
     peers = join(exchange, terms, deadline, members, found.digest, on_failure=on_failure)
     if peers is None:
         return None
@@ -81,7 +81,7 @@ def connect(
         raise
 
 
-def _tell_nodes(exchange: Exchange, seat: Seat, error: BaseException) -> BaseException:
+def _report_to_nodes(exchange: Exchange, seat: Seat, error: BaseException) -> BaseException:
     """Tell the other nodes why the group is not made; return the error that all ranks raise."""
     if exchange.store is None:  # which a group over several nodes has to have
         return error
@@ -95,7 +95,7 @@ def _tell_nodes(exchange: Exchange, seat: Seat, error: BaseException) -> BaseExc
     return decide_node_verdict(board, seat, error)
 
 
-def _obey_environment(exchange: Exchange) -> None:
+def _apply_environment(exchange: Exchange) -> None:
     """Apply the process-wide settings of the environment, and name its misspelt variables."""
     _open_standard_streams()
     if level := env.SIMD.get():

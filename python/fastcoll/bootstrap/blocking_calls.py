@@ -81,7 +81,7 @@ def ask(question: Callable[[], T], limit_s: float) -> T:
     return answers[0]
 
 
-def _let_end() -> None:
+def _join_threads() -> None:
     deadline = Deadline(_LAST_S)
     with _lock:
         asking = list(_asking)
@@ -89,4 +89,4 @@ def _let_end() -> None:
         thread.join(deadline.left_s())
 
 
-at_the_end.append(_let_end)
+at_the_end.append(_join_threads)

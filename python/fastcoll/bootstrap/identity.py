@@ -21,7 +21,7 @@ from fastcoll.errors import DriverError, UsageError
 from fastcoll.machine.cpu import affinity, cpu_quota
 from fastcoll.native import _C
 
-_EXCUSE = "could not come"
+_REFUSAL = "could not come"
 _MOST_RANKS = _C.K_MAX_WORLD  # that share one region
 
 
@@ -119,9 +119,9 @@ def describe_rank(
     )
 
 
-def excuse(error: OSError) -> dict[str, Any]:
+def refusal_to_join(error: OSError) -> dict[str, Any]:
     """Return the message that a rank sends in place of its introduction when it can't come."""
-    return {_EXCUSE: explain(error)}
+    return {_REFUSAL: explain(error)}
 
 
 def meet(rows: Sequence[dict[str, Any]]) -> list[Hello]:
@@ -131,13 +131,13 @@ def meet(rows: Sequence[dict[str, Any]]) -> list[Hello]:
 
     Raises:
         UsageError: Versions, builds or numerics differ.
-        DriverError: A rank sent an excuse.
+        DriverError: A rank sent a refusal.
     """
     for rank, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UsageError(f"rank {rank} introduced itself by something else than its facts")
-        if row.keys() == {_EXCUSE}:
-            raise DriverError(f"rank {rank} could not come: {row[_EXCUSE]}")
+        if row.keys() == {_REFUSAL}:
+            raise DriverError(f"rank {rank} could not come: {row[_REFUSAL]}")
     # The version first: another one's introduction may have other fields.
     _require_equal([str(row.get("version")) for row in rows], "versions of fastcoll")
     hellos = [_checked(rank, row) for rank, row in enumerate(rows)]

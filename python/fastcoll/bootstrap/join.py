@@ -16,9 +16,9 @@ from fastcoll.bootstrap.identity import (
     Hello,
     Terms,
     describe_rank,
-    excuse,
     map_nodes,
     meet,
+    refusal_to_join,
     require_same_nodes,
     why_apart,
 )
@@ -93,7 +93,7 @@ def join(
             listener = at_end.enter_context(closing(Listener()))
             hello = describe_rank(listener.address, listener.token, terms, members, tuning)
         except OSError as error:
-            exchange.gather(excuse(error), deadline)  # the others wait for an introduction
+            exchange.gather(refusal_to_join(error), deadline)  # the others wait for an introduction
             raise
         hellos = meet(exchange.gather(hello.to_dict(), deadline))
         ranks = list(members) or list(range(exchange.world_size))

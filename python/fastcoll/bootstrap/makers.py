@@ -78,7 +78,7 @@ class Makers:
         """
         mine, deadline = _Making(), Deadline(limit_s)
         try:
-            while (making := self._entered(key, mine)) is not mine:
+            while (making := self._join_making(key, mine)) is not mine:
                 making.wait(name, deadline)
             yield
         except BaseException as error:
@@ -90,7 +90,7 @@ class Makers:
                     del self._open[key]
             mine.over.set()
 
-    def _entered(self, key: Hashable, mine: _Making) -> _Making:
+    def _join_making(self, key: Hashable, mine: _Making) -> _Making:
         """Return the making in progress: `mine`, if there was none."""
         with self._lock:
             return self._open.setdefault(key, mine)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import MOST_BYTES, farewell_in, say_farewell
-from fastcoll.bootstrap.os_errors import as_driver_error, no_place
+from fastcoll.bootstrap.os_errors import as_driver_error, no_free_descriptor
 from fastcoll.errors import CollectiveTimeout, DesyncError, PeerLostError
 
 _TAG = struct.Struct("=Q")
@@ -214,7 +214,7 @@ class Mesh:
             return packet.fds[0]
         self._require_usual(peer, packet)
         if packet.message == _TAG.pack(tag):
-            raise no_place(peer)
+            raise no_free_descriptor(peer)
         raise DesyncError(
             f"rank {peer} sent a descriptor for exchange {packet.message.hex()}, rank {self.rank} "
             f"is at {_TAG.pack(tag).hex()}"

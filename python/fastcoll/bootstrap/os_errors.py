@@ -30,7 +30,7 @@ def _in_call(error: OSError) -> str:
     return f" in `{frames[-1].line}`" if frames and frames[-1].line else ""
 
 
-def no_place(rank: int) -> DriverError:
+def no_free_descriptor(rank: int) -> DriverError:
     """Return the error of a process that had no room for a descriptor that a rank sent."""
     limit = _C.limit_behind(errno.EMFILE)
     return DriverError(f"no place for a descriptor of rank {rank}{limit}; {_USE}")

@@ -75,11 +75,11 @@ class Listener:
             arrivals = self._arrivals(rank, hellos, higher, sockets, deadline, is_gone)
             for peer, connection in arrivals:
                 sockets[peer] = connection
-                _greet(connection, rank, peer, hellos[peer].token)
+                _send_token(connection, rank, peer, hellos[peer].token)
             for peer in range(rank):
                 _read_reply(sockets[peer], peer, self.token, deadline)
         except BaseException as error:
-            self._turn_away(rank, hellos, sockets, deadline, error)
+            self._send_farewells(rank, hellos, sockets, deadline, error)
             say_farewell((one.fileno() for one in sockets.values()), rank, error)
             for connection in sockets.values():
                 connection.close()
@@ -118,20 +118,20 @@ class Listener:
             # Connected peers come first: a rank that gives up takes one at a time.
             for fd, _ in sorted(events, key=lambda event: event[0] == self._socket.fileno()):
                 if fd == self._socket.fileno():
-                    self._let_in()
+                    self._accept_connection()
                 elif fd in watched:
                     _require_living(connected[watched[fd]], watched[fd])
                     talking.add(fd)
                 else:
                     connection = self._nameless.pop(fd)
-                    peer = self._greeted(connection, hellos)
+                    peer = self._identify_peer(connection, hellos)
                     if peer in missing:
                         missing.remove(peer)
                         yield peer, connection
                     else:
                         connection.close()
 
-    def _let_in(self) -> None:
+    def _accept_connection(self) -> None:
         try:
             connection, _ = self._socket.accept()
         except OSError:
@@ -142,7 +142,7 @@ class Listener:
         connection.setblocking(False)
         self._nameless[connection.fileno()] = connection
 
-    def _turn_away(
+    def _send_farewells(
         self,
         rank: int,
         hellos: Sequence[Hello],
@@ -156,13 +156,13 @@ class Listener:
         linger = Deadline(min(_LINGER_S, deadline.left_s()))
         for peer in (one for one in missing if one < rank):
             with contextlib.suppress(FastcollError, OSError):
-                _dismiss(_call(rank, peer, hellos[peer], linger), rank, error)
+                _refuse_peer(_call(rank, peer, hellos[peer], linger), rank, error)
         higher = [peer for peer in missing if peer > rank]
         with contextlib.suppress(CollectiveTimeout, OSError):
             for _, connection in self._arrivals(rank, hellos, higher, {}, linger):
-                _dismiss(connection, rank, error)
+                _refuse_peer(connection, rank, error)
 
-    def _greeted(self, connection: socket.socket, hellos: Sequence[Hello]) -> int:
+    def _identify_peer(self, connection: socket.socket, hellos: Sequence[Hello]) -> int:
         """Return the rank that a connection proves to be, or -1."""
         try:
             message = connection.recv(_GREETING.size + 1)
@@ -194,7 +194,7 @@ def _call(rank: int, peer: int, hello: Hello, deadline: Deadline) -> socket.sock
             raise PeerLostError(
                 f"rank {peer}'s socket belongs to uid {uid}, not {hello.uid}", [peer]
             )
-        _greet(connection, rank, peer, hello.token)
+        _send_token(connection, rank, peer, hello.token)
     except OSError as error:
         connection.close()
         raise PeerLostError(f"init (rank {rank}): rank {peer} is gone: {error}", [peer]) from error
@@ -204,13 +204,13 @@ def _call(rank: int, peer: int, hello: Hello, deadline: Deadline) -> socket.sock
     return connection
 
 
-def _dismiss(connection: socket.socket, rank: int, error: BaseException) -> None:
+def _refuse_peer(connection: socket.socket, rank: int, error: BaseException) -> None:
     """Tell a peer why this rank gives up, and hang up."""
     say_farewell([connection.fileno()], rank, error)
     connection.close()
 
 
-def _greet(connection: socket.socket, rank: int, peer: int, token: str) -> None:
+def _send_token(connection: socket.socket, rank: int, peer: int, token: str) -> None:
     """Show a peer that I know its token."""
     try:
         connection.send(_GREETING.pack(rank, bytes.fromhex(token)))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from fastcoll.bootstrap.agreement import Agreement, Ballot, bits, ranks_in
 from fastcoll.bootstrap.mesh import SHRINK_TAG, Mesh, Packet
-from fastcoll.bootstrap.os_errors import as_driver_error, no_place
+from fastcoll.bootstrap.os_errors import as_driver_error, no_free_descriptor
 from fastcoll.errors import DesyncError, PeerLostError
 
 _LOOK_S = 0.02  # the others' words, and ranks that are gone though a forked child keeps the socket
@@ -178,7 +178,7 @@ class _Room:
         if not joins or len(packet.fds) != expected:
             packet.close()
             if joins and len(packet.fds) < expected:
-                raise no_place(peer)
+                raise no_free_descriptor(peer)
             return
         self._regions[peer] = packet.fds[0]
         if peer < self._mesh.rank:

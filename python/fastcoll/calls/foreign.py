@@ -96,7 +96,7 @@ def _stream(pointer: int, device: int) -> Any:
 
 
 @contextlib.contextmanager
-def in_their_stream(arrays: Sequence[Placed], device: int) -> Iterator[None]:
+def on_producers_stream(arrays: Sequence[Placed], device: int) -> Iterator[None]:
     """Let their stream be the current one.
 
     A call may have tensors, too, or arrays of several libraries. Then it comes behind the current

@@ -114,7 +114,7 @@ class BaseGroup(ObjectMethods):
             DesyncError: The ranks gave different `ranks`.
         """
         members = checked_members(ranks, self.world_size)
-        settings = self._settings.but(one_limit(timeout, timeout_s), numerics)
+        settings = self._settings.for_part(one_limit(timeout, timeout_s), numerics)
         self._num_groups += 1
         name = f"{self.name}/{self._num_groups}"
         made = type(self).make(self._exchange(), name, settings, members, self)

@@ -15,7 +15,7 @@ import torch
 from fastcoll.calls.arrays import Array, count_writes
 from fastcoll.calls.lists import ListCall, ListOperands, check_list
 from fastcoll.calls.methods import VerbMethods
-from fastcoll.calls.modes import unseen
+from fastcoll.calls.modes import hidden_from_modes
 from fastcoll.calls.parts import PartsCall, PartsOperands, check_parts, cut
 from fastcoll.calls.sites import at_call_site
 from fastcoll.calls.tensors import Call, Operands, check
@@ -64,12 +64,12 @@ class GroupCalls(VerbMethods):
 
     def transfer(self, call: TransferCall) -> int:
         """Carry out a send or receive that is not on the C++ fast path; return the peer."""
-        with unseen():
+        with hidden_from_modes():
             return self._transfers.run(call)
 
     def start_transfers(self, calls: Sequence[TransferCall]) -> list[AnyTransferWork]:
         """Start sends and receives that are not on the C++ fast path."""
-        with unseen():
+        with hidden_from_modes():
             return self._transfers.start(calls)
 
     def issue(self, call: AnyCall) -> Work | None:
@@ -92,12 +92,12 @@ class GroupCalls(VerbMethods):
         start = None if on_gpus else self._prepared(checked)
         count_writes(array for _, operands in checked for array in operands.written())
         if start is None:
-            with unseen():
+            with hidden_from_modes():
                 return self._issue_on_gpus(on_gpus, async_op)
         if self.traces:
             start = at_call_site(start)
         if not async_op and self._queue.idle():
-            with unseen():
+            with hidden_from_modes():
                 start()
             return None
         self.refuse_handler()  # its wait would be for itself

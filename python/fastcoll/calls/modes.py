@@ -11,7 +11,7 @@ import torch
 
 
 @contextmanager
-def unseen() -> Iterator[None]:
+def hidden_from_modes() -> Iterator[None]:
     """Hide torch's functions and operators from the program's modes: they are not its own."""
     if torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0:
         yield

@@ -220,7 +220,7 @@ def check_parts(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
     source = _side(call.input, input_name, world_size) if gives else None
     target = _side(call.output, output_name, world_size) if gets else None
     if not call.single:
-        _nothing_here(call, source, target)
+        _refuse_list_off_root(call, source, target)
     dtype = _checked(source, target, input_name, output_name)
     single, listed = (source, target) if call.verb in _GATHERS else (target, source)
     numel, splits = _fit(single, listed, rank, call)
@@ -244,7 +244,7 @@ def _names_of(call: PartsCall) -> tuple[str, str]:
     return source.replace("_list", "_tensor"), target.replace("_list", "_tensor")
 
 
-def _nothing_here(call: PartsCall, source: Side | None, target: Side | None) -> None:
+def _refuse_list_off_root(call: PartsCall, source: Side | None, target: Side | None) -> None:
     """Check that a list is given on the root alone."""
     for side, given, name, who in (
         (source, call.input, "scatter_list", "src"),

@@ -48,8 +48,8 @@ class _Pool:
             if self._num_idle:
                 self._num_idle -= 1
             else:
-                work_off = partial(self._work_off, self._generation)
-                threading.Thread(target=work_off, name="fastcoll", daemon=True).start()
+                run_tasks = partial(self._run_tasks, self._generation)
+                threading.Thread(target=run_tasks, name="fastcoll", daemon=True).start()
             self._num_open += 1
             self._tasks.put(task)
 
@@ -66,7 +66,7 @@ class _Pool:
         with self._lock:
             self._is_ended = True
 
-    def _work_off(self, generation: int) -> None:
+    def _run_tasks(self, generation: int) -> None:
         while (task := self._tasks.get()) is not None:
             try:
                 task()

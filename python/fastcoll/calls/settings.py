@@ -60,7 +60,7 @@ class Settings:
         self.timeout_s = limit_s
         self.gpu = replace(self.gpu, timeout_s=limit_s)
 
-    def but(self, timeout_s: Limit, numerics: str | None) -> "Settings":
+    def for_part(self, timeout_s: Limit, numerics: str | None) -> "Settings":
         """Return the settings of a part of this group, with some of them replaced."""
         limit_s = self.limit_of(timeout_s)
         # A part of a group is made by calls of the whole one, whose limit holds, too.

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fastcoll.calls.arrays import Array, copy_back, count_writes, dense_copy
-from fastcoll.calls.modes import unseen
+from fastcoll.calls.modes import hidden_from_modes
 from fastcoll.calls.tensors import check_one_device
 from fastcoll.calls.transfers import (
     ANY,
@@ -62,7 +62,7 @@ class StridedTransferWork(TransferWork):
         # A signal handler may wait for it, too.
         with self._copy_locks.setdefault(os.getpid(), threading.RLock()):
             if not self._is_back:
-                with unseen():
+                with hidden_from_modes():
                     copy_back(*self._kept)
             self._is_back = True
         return True

@@ -142,7 +142,7 @@ class NativeHandle:
                 complete(future, self.result)
             else:
                 run_in_pool(complete, future, self.result)
-            self._future = future  # type: ignore[misc]  # a slot of the heir's
+            self._future = future  # type: ignore[misc]  # a slot of the subclass's
         return self._future
 
 
@@ -234,7 +234,7 @@ class QueuedWork(Work):
             self._error = error
         return True
 
-    def _lose(self, error: BaseException) -> list[Callable[[], None]]:
+    def _end_with(self, error: BaseException) -> list[Callable[[], None]]:
         """End a call that has no thread, or whose thread ends by an error; as `_finish`."""
         self._error = FastcollError(f"the thread of the group's queued calls ended: {error!r}")
         self._error.__cause__ = error
@@ -331,7 +331,7 @@ class CallQueue:
         if work._begin() is None:
             return False
         self._remove(work)
-        for complete_future in work._lose(error):
+        for complete_future in work._end_with(error):
             complete_future()
         return True
 
@@ -372,7 +372,7 @@ class CallQueue:
             while (work := self._at(0)) is not None and work._begin() is not None:
                 self._remove(work)
                 lost.append(work)
-            late += [complete_future for work in lost for complete_future in work._lose(error)]
+            late += [complete_future for work in lost for complete_future in work._end_with(error)]
             raise
         finally:
             # The pool takes no task once the interpreter ends. The queue has no thread any more.
@@ -385,7 +385,7 @@ class CallQueue:
             is_done = work._execute()
         except BaseException as error:
             self._remove(work)
-            late += work._lose(error)
+            late += work._end_with(error)
             raise
         # Before its end: a thread that waited for it finds the group idle, and makes its next call
         # without the queue.

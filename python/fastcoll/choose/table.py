@@ -164,17 +164,17 @@ def read_table(path: Path, identity: Mapping[str, object]) -> TuningTable:
     document = read_json(path)
     try:
         validate(document)
-        return TuningTable(_held_against(document, identity))
+        return TuningTable(_check_identity(document, identity))
     except UsageError as error:
         raise UsageError(f"{path}: {error}; make one with `fastcoll tune`") from None
 
 
-def _held_against(document: Json, identity: Mapping[str, object]) -> Json:
+def _check_identity(document: Json, identity: Mapping[str, object]) -> Json:
     for part, kind in (("build", "stale: made by"), ("machine", "foreign: made on")):
         if other := difference(document[part], identity[part]):
             raise UsageError(f"{kind} another {part}: {other}")
-    _no_row_twice(document["rows"], ".rows")
-    _no_row_twice(document.get("gpu", {"rows": []})["rows"], ".gpu.rows")
+    _refuse_duplicate_rows(document["rows"], ".rows")
+    _refuse_duplicate_rows(document.get("gpu", {"rows": []})["rows"], ".gpu.rows")
     return document
 
 
@@ -186,7 +186,7 @@ def difference(there: Mapping[str, object], here: object) -> str:
     return ""
 
 
-def _no_row_twice(rows: list[Json], where: str) -> None:
+def _refuse_duplicate_rows(rows: list[Json], where: str) -> None:
     seen: set[tuple[object, ...]] = set()
     for idx, row in enumerate(rows):
         key = tuple(row[name] for name in sorted(row) if not name.endswith("_us"))

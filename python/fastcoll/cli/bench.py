@@ -238,7 +238,7 @@ def bench(
         if launch.rank == 0:
             _measure(settings, shared, [0], output)
         else:
-            _help_out(settings, shared, launch.rank)
+            _run_ranks_of_libraries(settings, shared, launch.rank)
 
 
 def agree_on_folder(folder: str, launch: Launch) -> Path:
@@ -256,7 +256,7 @@ def agree_on_folder(folder: str, launch: Launch) -> Path:
     return Path(told[0])
 
 
-def _help_out(settings: BenchSettings, folder: Path, rank: int) -> None:
+def _run_ranks_of_libraries(settings: BenchSettings, folder: Path, rank: int) -> None:
     """Start this torchrun process's rank of each library and wait for their end."""
     started = []
     for library in ("fastcoll", *settings.peers):

@@ -166,7 +166,7 @@ def _peer() -> Findings:
         "ok" if found.reads_us else "note",
     )
     large = "copied once where that costs less" if found.reads_us else f"staged{_why_staged()}"
-    text = f"{large}; on all_gather of 1 MiB between 2 ranks: {_way_of_all_gather(found.reads_us)}"
+    text = f"{large}; on all_gather of 1 MiB between 2 ranks: {_explain_all_gather(found.reads_us)}"
     yield Finding("fastcoll", "large private messages", text, "ok" if found.reads_us else "note")
 
 
@@ -178,7 +178,7 @@ def _why_staged() -> str:
     return f": kernel.yama.ptrace_scope is {scope}, copies between ranks need 0" * (scope != "0")
 
 
-def _way_of_all_gather(may_read: bool) -> str:
+def _explain_all_gather(may_read: bool) -> str:
     from fastcoll.choose import algorithms, select
     from fastcoll.measure.pattern import make_cell
     from fastcoll.measure.variants import request_of

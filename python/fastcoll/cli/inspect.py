@@ -118,7 +118,7 @@ def to_metrics(statuses: list[RankStatus], now_us: int) -> str:
     return "\n".join([*lines, ""])
 
 
-def _waits_for_s(status: RankStatus, now_us: int) -> dict[str, float]:
+def _longest_wait_s(status: RankStatus, now_us: int) -> dict[str, float]:
     began = [one.wait_began_us for one in status.operations if one.state == "waiting"]
     return {"": max(((now_us - since_us) / 1e6 for since_us in began), default=0.0)}
 
@@ -147,7 +147,7 @@ _METRICS: tuple[tuple[str, str, str, Callable[[RankStatus, int], Mapping[str, fl
         "fastcoll_waiting_seconds",
         "gauge",
         "How long the rank has waited by now in a call of over a millisecond.",
-        _waits_for_s,
+        _longest_wait_s,
     ),
     ("fastcoll_broken", "gauge", "Whether the group is over.", lambda one, _: {"": one.is_broken}),
     (

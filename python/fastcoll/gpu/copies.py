@@ -113,11 +113,11 @@ class CopyEngine:
         num_bytes = plan.numel * ITEMSIZE[DType(plan.dtype)]
         self._join(main)  # behind earlier calls of any stream: these end in the same
         for start in range(0, num_bytes, WAVE_BYTES):
-            self._wave(call, start, min(WAVE_BYTES, num_bytes - start))
+            self._start_wave(call, start, min(WAVE_BYTES, num_bytes - start))
         self._join(main)
         self._meet(call)
 
-    def _wave(self, call: _Call, start: int, num_bytes: int) -> None:
+    def _start_wave(self, call: _Call, start: int, num_bytes: int) -> None:
         """Start the copies and kernels for `num_bytes` of the message."""
         main, world, me = call.main, len(self._ptrs), self._rank
         staged = [ptr + self._place for ptr in self._ptrs]

@@ -18,7 +18,7 @@ import torch
 
 from fastcoll import env
 from fastcoll.calls.arrays import ArrayView, copy_back, dense_copy
-from fastcoll.calls.foreign import in_their_stream
+from fastcoll.calls.foreign import on_producers_stream
 from fastcoll.calls.limits import GROUP_LIMIT, GpuLimits
 from fastcoll.calls.parts import PartsOperands
 from fastcoll.calls.tensor_layout import learn_gpu_keys
@@ -42,9 +42,9 @@ from fastcoll.gpu.verdicts import (
     Verdict,
     describe_transfer,
     explain,
+    format_late,
+    format_shared_blocks,
     nccl_is_late,
-    tell_late,
-    tell_sharing,
 )
 from fastcoll.gpu.watch import watcher
 from fastcoll.gpu.work import DeviceTransferWork, DeviceWork, Started, beside
@@ -103,7 +103,7 @@ class DeviceGroup:
             self._claim.release()
             raise
         if self._claim.begins_sharing:
-            say(tell_sharing(host.name, device, self.terms.num_channels, capacity))
+            say(format_shared_blocks(host.name, device, self.terms.num_channels, capacity))
         self.route = "nccl"  # how the ranks reach each other's memory
         self._pin: Pin | None = Pin()
         if self._regions is not None:
@@ -148,7 +148,7 @@ class DeviceGroup:
         self, body: Callable[[torch.cuda.Stream], None], arrays: Sequence[ArrayView], async_op: bool
     ) -> Started | None:
         """Start something in the arrays' stream, or beside it."""
-        with in_their_stream(arrays, self.device):
+        with on_producers_stream(arrays, self.device):
             stream = self.side_stream if async_op else torch.cuda.current_stream(self.device)
             for array in arrays:
                 self._streams.use(array.ptr, stream)
@@ -284,7 +284,7 @@ class DeviceGroup:
         self._told |= {rank: calls[rank] for rank in late}
         last_calls = {rank: self._journal.last_call(rank) for rank in late}
         mine = self._journal.last_call(self._host.rank)
-        say(tell_late(self._where(), self._limits, last_calls, mine))
+        say(format_late(self._where(), self._limits, last_calls, mine))
 
     def stop(self, culprits: Sequence[int] = ()) -> None:
         """Let this rank's kernels stop waiting: the group is broken, perhaps by these ranks."""
@@ -301,7 +301,7 @@ class DeviceGroup:
         if now < self._next_look:
             return
         self._next_look = now + _LOOK_S
-        host, done = self._host, self._journal.has_done_its_part
+        host, done = self._host, self._journal.has_ended_calls
         gone = [peer for peer in peers if peer != host.rank and host.peer_is_gone(peer)]
         # A root, say, may leave before another rank comes to its broadcast.
         gone = [peer for peer in gone if not done(peer, to_come)]

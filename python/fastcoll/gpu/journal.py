@@ -36,7 +36,7 @@ class Journal:
         self.core = _C.GpuJournal(rank, exchange(_C.GpuJournal.create(world_size)))
         self._rank = rank
 
-    def has_done_its_part(self, peer: int, to_come: ToCome = NOTHING) -> bool:
+    def has_ended_calls(self, peer: int, to_come: ToCome = NOTHING) -> bool:
         """Whether a peer made every call that this rank made with it, and its kernels are over.
 
         Args:

@@ -77,7 +77,7 @@ def explain(
     return TIMEOUT, text, (peer,)
 
 
-def tell_late(where: str, limits: GpuLimits, late: Mapping[int, str], last_call: str) -> str:
+def format_late(where: str, limits: GpuLimits, late: Mapping[int, str], last_call: str) -> str:
     """Return a line for the log: kernels have waited long for these ranks.
 
     Args:
@@ -94,7 +94,7 @@ def tell_late(where: str, limits: GpuLimits, late: Mapping[int, str], last_call:
     )
 
 
-def tell_sharing(group: str, device: int, num_channels: int, capacity: int) -> str:
+def format_shared_blocks(group: str, device: int, num_channels: int, capacity: int) -> str:
     """Return a line for the log: from this group on, groups share thread blocks."""
     return (
         f'group "{group}" shares {num_channels} of the {capacity} thread blocks of cuda:{device} '

@@ -157,13 +157,13 @@ def _path() -> Path:
 def _is_there(path: Path) -> bool:
     """Return whether there is a build that can be trusted."""
     try:
-        _trusted(path)
+        _find_trusted(path)
     except FileNotFoundError:
         return False
     return True
 
 
-def _trusted(path: Path) -> Path:
+def _find_trusted(path: Path) -> Path:
     """Return the real path of a build; one that others can have written is none."""
     try:
         return require_trusted(path)
@@ -258,7 +258,7 @@ def _carry_out(command: list[str], path: Path, limit_s: float) -> None:
 
 
 def _import(path: Path) -> ModuleType:
-    path = _trusted(path)
+    path = _find_trusted(path)
     loader = importlib.machinery.ExtensionFileLoader("c10d_backend", str(path))
     spec = importlib.util.spec_from_file_location("c10d_backend", path, loader=loader)
     if spec is None:

@@ -25,10 +25,12 @@ _chosen: list[bool] = []  # by `fuse_compiled`, the last one counts
 def register() -> None:
     """Register fastcoll's functions with torch's compiler, and the operators with its generator."""
     advice = "Don't compile functions that call fastcoll"
-    _once_there("torch._dynamo", partial(_try, _teach_tracing, advice))
-    _once_there(_GENERATOR, partial(_try, _teach_ordering, advice))
+    _after_import("torch._dynamo", partial(_try, _register_tracing, advice))
+    _after_import(_GENERATOR, partial(_try, _register_lowerings, advice))
     if env.FUSE.get():
-        _once_there(_GENERATOR, partial(_try, partial(_fuse, True), "FASTCOLL_FUSE has no effect"))
+        _after_import(
+            _GENERATOR, partial(_try, partial(_fuse, True), "FASTCOLL_FUSE has no effect")
+        )
 
 
 def fuse_compiled(enabled: bool = True) -> None:
@@ -44,7 +46,7 @@ def fuse_compiled(enabled: bool = True) -> None:
         enabled: Whether to do so.
     """
     _chosen.append(enabled)
-    _once_there(_GENERATOR, partial(_fuse, enabled))
+    _after_import(_GENERATOR, partial(_fuse, enabled))
 
 
 def is_fusing() -> bool:
@@ -52,10 +54,10 @@ def is_fusing() -> bool:
     return _chosen[-1] if _chosen else env.FUSE.get()
 
 
-def _try(teach: Callable[[], None], advice: str) -> None:
-    """Teach the compiler, or say why it can't be: it may be a torch that was patched."""
+def _try(register: Callable[[], None], advice: str) -> None:
+    """Call `register`, or say why that failed: it may be a torch that was patched."""
     try:
-        teach()
+        register()
     except Exception as error:
         say_once(f"torch.compile can't be told of fastcoll: {error!r}. {advice}")
 
@@ -66,22 +68,22 @@ def _fuse(enabled: bool) -> None:
     fusing.install(enabled)
 
 
-def _teach_tracing() -> None:
+def _register_tracing() -> None:
     from fastcoll.integrations import traced
 
-    traced.teach()
+    traced.register()
 
 
-def _teach_ordering() -> None:
+def _register_lowerings() -> None:
     from fastcoll.integrations import lowered
 
-    lowered.teach()
+    lowered.register()
 
 
 # ---- when a module is there ----------------------------------------------------------------------
 
 
-def _once_there(name: str, act: Callable[[], None]) -> None:
+def _after_import(name: str, act: Callable[[], None]) -> None:
     """Act now if a module is loaded, else as soon as it has been imported."""
     if name in sys.modules:
         act()

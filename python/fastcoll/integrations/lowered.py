@@ -22,7 +22,7 @@ from torch._inductor.lowering import register_lowering
 from fastcoll.integrations import ops
 
 
-def teach() -> None:
+def register() -> None:
     """Register how each operator is lowered."""
     for operator in ops.OPERATORS:
         register_lowering(operator, type_promotion_kind=None)(partial(_collective, operator))

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastcoll.api.groups import GroupLike, communicator_of, named_rank, standing_for
+from fastcoll.api.groups import GroupLike, communicator_of, existing_communicator, named_rank
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.tensors import reduction_numbered
 from fastcoll.errors import UnsupportedError, UsageError
@@ -73,7 +73,7 @@ def _backing(name: object) -> BaseGroup | None:
         backends = dist.get_backend_config(group)
     except (LookupError, RuntimeError, TypeError, ValueError):  # no group, or not one of this rank
         return None
-    return standing_for(group) if "cpu:fastcoll" in backends.split(",") else None
+    return existing_communicator(group) if "cpu:fastcoll" in backends.split(",") else None
 
 
 def named(name: str) -> BaseGroup:

@@ -75,7 +75,7 @@ def make_group(torchs: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         devices = _prepare(asked.arguments, devices)
     except _GlooServesError as why:
-        _tell(why, rank)
+        _log_reason(why, rank)
         return torchs(*args, **kwargs)
     backend = asked.arguments["backend"]
     asked.arguments["backend"] = _rewritten(backend, devices)
@@ -167,7 +167,7 @@ def _prepare(asked: dict[str, Any], devices: Sequence[str]) -> list[str]:
     return ours
 
 
-def _tell(why: _GlooServesError, rank: int) -> None:
+def _log_reason(why: _GlooServesError, rank: int) -> None:
     """Say, once for each reason, that torch's own Gloo serves. All ranks know that it was said."""
     if why.reason not in _State.told and rank == 0:
         details = f" ({why.details})" if why.details else ""

@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fastcoll_autoload
 from fastcoll import env
-from fastcoll.api.groups import adopt, standing_for
+from fastcoll.api.groups import adopt, existing_communicator
 from fastcoll.calls.group import BaseGroup
 from fastcoll.group.communicator import Communicator
 from fastcoll.integrations import c10d_build
@@ -105,7 +105,7 @@ def _serve(
         return group
     backend: dist.Backend = compiled.FastcollBackend(group, comm, comm.rank, comm.world_size)
     if torch.cuda.device_count() == 0:  # else the setting holds for NCCL, too, which is torch's
-        env.let_ddp_borrow()
+        env.allow_ddp_comm_memory()
     return backend
 
 
@@ -187,10 +187,10 @@ def register() -> None:
         # torch's ShardedTensor makes tensors on the last of the devices.
         devices = ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu"]
         dist.Backend.register_backend(NAME, _make, extended_api=True, devices=devices)
-        _admit_to_monitored_barrier()
+        _extend_monitored_barrier()
         _records_itself()
         _replace_ddp_hook_in_cpp()
-        _hear_new_limits()
+        _follow_torchs_timeouts()
         _count_calls()
         _take_shrunk_groups()
         _end_batches_that_fail()
@@ -207,7 +207,7 @@ def make_default() -> None:
     dist.Backend.default_device_backend_map["cpu"] = NAME
 
 
-def _admit_to_monitored_barrier() -> None:
+def _extend_monitored_barrier() -> None:
     """Let dist.monitored_barrier take groups of this backend; torch refuses all but Gloo's."""
     torchs = dist.monitored_barrier
 
@@ -226,7 +226,7 @@ def _admit_to_monitored_barrier() -> None:
     dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = monitored_barrier
 
 
-def _hear_new_limits() -> None:
+def _follow_torchs_timeouts() -> None:
     """Let `_set_pg_timeout` reach fastcoll: torch knows Gloo's and NCCL's backends only.
 
     A Communicator that stands for a group of another backend gets the new limit, too.
@@ -243,7 +243,7 @@ def _hear_new_limits() -> None:
         ours = [backend for backend in backends if backend.name() == NAME]
         for backend in ours:
             backend.set_timeout(timeout)
-        if (comm := standing_for(asked)) is not None:
+        if (comm := existing_communicator(asked)) is not None:
             comm.set_timeout(timeout)
         if len(ours) < len(backends) or not backends:
             torchs(timeout, group)
@@ -255,10 +255,10 @@ def _count_calls() -> None:
     """Let a compiled group tell its sequence number: torch asks its own backends only."""
     for method in ("_set_sequence_number_for_group", "_get_sequence_number_for_group"):
         if torchs := getattr(ProcessGroup, method, None):  # torch 2.14 has no "_set"
-            setattr(ProcessGroup, method, _asked_of_ours(method, torchs))
+            setattr(ProcessGroup, method, _asks_fastcoll(method, torchs))
 
 
-def _asked_of_ours(method: str, torchs: Any) -> Any:
+def _asks_fastcoll(method: str, torchs: Any) -> Any:
     @wraps(torchs)
     def ask(self: ProcessGroup) -> Any:
         backends: list[Any] = [self._get_backend(device) for device in self._device_types]

@@ -180,10 +180,10 @@ class BaseProcessGroup(ProcessGroup):
     def shutdown(self) -> None:
         """Leave the group; queued calls end first. Torch's default group is left behind rank 0."""
         if self.is_default and self.rank() != 0 and not self.communicator.closed:
-            self._let_first_leave()
+            self._await_end_of_rank_0()
         self.communicator.close()
 
-    def _let_first_leave(self) -> None:
+    def _await_end_of_rank_0(self) -> None:
         deadline = Deadline(_BEHIND_FIRST_S)
         with contextlib.suppress(FastcollError):  # a broken group tells nothing of its ranks
             while isinstance(self.communicator, Communicator) and not deadline.passed():

@@ -50,7 +50,7 @@ def is_watched(args: Sequence[Any]) -> bool:
     A tensor of a class is for that class to see. Calls of meta tensors are for torch, which moves
     nothing.
     """
-    return _CAN_BE_WATCHED and (_len_torch_dispatch_stack() > 0 or _has_any(args, _is_seen))
+    return _CAN_BE_WATCHED and (_len_torch_dispatch_stack() > 0 or _has_any(args, _needs_dispatch))
 
 
 def _has_any(given: Sequence[Any], has: Callable[[Any], bool]) -> bool:
@@ -73,7 +73,7 @@ def _has_class(tensor: torch.Tensor) -> bool:
     return type(tensor) not in _PLAIN and _dispatch_keys(tensor).has(DispatchKey.Python)
 
 
-def _is_seen(tensor: torch.Tensor) -> bool:
+def _needs_dispatch(tensor: torch.Tensor) -> bool:
     return tensor.is_meta or _has_class(tensor)
 
 
@@ -90,7 +90,7 @@ def through_dispatcher(
         The handle, as `carry_out` returns it; that of a mode which makes no call of it.
     """
     watcher = _Lowest(lambda *args, **kwargs: carry_out(group, *args, **kwargs), args, kwargs)
-    with _below_all(watcher):
+    with _pushed_below_all(watcher):
         work: TorchWork | None = getattr(_shown(group), method)(*args, **kwargs)
     return watcher.work if watcher.has_run else work
 
@@ -105,7 +105,7 @@ def _shown(group: BaseProcessGroup) -> Any:
 
 
 @contextmanager
-def _below_all(mode: TorchDispatchMode) -> Iterator[None]:
+def _pushed_below_all(mode: TorchDispatchMode) -> Iterator[None]:
     """Put a mode below those that are set; torch's own stay below all others by their kind."""
     above = [_pop_torch_dispatch_stack(None) for _ in range(_len_torch_dispatch_stack())]
     _push_on_torch_dispatch_stack(mode)

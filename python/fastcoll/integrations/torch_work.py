@@ -54,7 +54,7 @@ class TorchWork(dist.Work):
             end_event(event)
             complete(recorded, calls.value)
 
-        def end_elsewhere(_: object) -> None:
+        def end_in_pool(_: object) -> None:
             if threading.get_ident() != caller:
                 end()
                 return
@@ -64,7 +64,7 @@ class TorchWork(dist.Work):
                 end()
 
         self._recorded = recorded
-        calls.add_done_callback(end_elsewhere)
+        calls.add_done_callback(end_in_pool)
 
     def synchronize(self) -> None:
         """Do as `wait`: there are no streams."""

@@ -32,7 +32,7 @@ _PREFIX = f"{fastcoll.__name__}."
 _TRACED = (__name__, ops.__name__, "fastcoll.integrations.vllm_communicator")
 
 
-def teach() -> None:
+def register() -> None:
     """Tell the compiler the function to trace in place of each of fastcoll's."""
     _skip_files()
     _import_all()

@@ -83,20 +83,20 @@ class GpuRanks:
             # The device's context, which may take many seconds, before anything is waited for.
             torch.zeros(1, device=name)
 
-        def come_up(rank: int) -> GpuRank:
+        def start_rank(rank: int) -> GpuRank:
             device = torch.device(devices[rank])
             comm = Communicator.from_store(store, rank, self.world_size, timeout_s=timeout_s)
             assert isinstance(comm, Communicator)  # threads are on one node
             me = GpuRank(rank, self.world_size, device, comm)
             try:
                 if device.type == "cuda":
-                    me.stream = _come_to_gpu(comm, device)
+                    me.stream = _prepare_rank_on_gpu(comm, device)
             except BaseException:
                 comm.close()
                 raise
             return me
 
-        self._ranks = self._collect(come_up, list(range(self.world_size)))
+        self._ranks = self._collect(start_rank, list(range(self.world_size)))
 
     def _collect(self, function: Callable[..., Any], firsts: Sequence[Any], *args: Any) -> Any:
         jobs = [
@@ -136,7 +136,7 @@ class GpuRanks:
             thread.shutdown()
 
 
-def _come_to_gpu(comm: Communicator, device: torch.device) -> torch.cuda.Stream:
+def _prepare_rank_on_gpu(comm: Communicator, device: torch.device) -> torch.cuda.Stream:
     """Make this thread's rank ready for calls on its GPU; return the rank's own stream.
 
     Now: to allocate later could mean to wait for kernels that run. And in a stream of its own: in

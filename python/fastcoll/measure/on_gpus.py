@@ -87,7 +87,7 @@ class GpuVariant(Variant):
         are = "threads" if isinstance(self.ranks, ThreadRanks) else "processes"
         return {"ranks_are": are, "num_channels": self.num_channels, "algorithm": self.name}
 
-    def is_excused(self, reason: str) -> bool:
+    def may_fail_for(self, reason: str) -> bool:
         """Whether the rest is measured without it: NCCL may not run here, for its own reasons."""
         return self.name.startswith("nccl") and not reason.startswith("wrong result")
 

@@ -170,7 +170,7 @@ class Pool:
             try:
                 self._accept_all(listener, time.monotonic() + _START_LIMIT_S)
             except NotMeasured as error:
-                raise NotMeasured(f"{error}{_last_words(self._log_path)}") from None
+                raise NotMeasured(f"{error}{_find_reason_in_log(self._log_path)}") from None
         greetings = self.gather()
         failed = [reply["error"] for reply in greetings if "error" in reply]
         if failed:
@@ -272,7 +272,7 @@ class Pool:
             process.wait()
 
 
-def _last_words(log_path: Path) -> str:
+def _find_reason_in_log(log_path: Path) -> str:
     """Return the line of a process's output that most likely says why it ended."""
     lines = [line.strip() for line in log_path.read_text(errors="replace").splitlines()]
     spoken = [line for line in lines if any(letter.isalpha() for letter in line)]

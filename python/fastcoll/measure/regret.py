@@ -87,7 +87,7 @@ def _times(outcomes: Sequence[Outcome], variants: Sequence[Variant]) -> dict[str
     """Return the times, without variants that the ranks of this machine may not use."""
     times = {}
     for outcome, variant in zip(outcomes, variants, strict=True):
-        if variant.is_excused(outcome.reason or ""):
+        if variant.may_fail_for(outcome.reason or ""):
             continue
         if outcome.summary is None:
             raise NotMeasured(f"{variant.name}: {outcome.reason}")

@@ -72,7 +72,7 @@ class Variant:
         """The fields of a table's row that name it."""
         return {"algorithm": self.algorithm, "segment_bytes": self.segment_bytes}
 
-    def is_excused(self, reason: str) -> bool:
+    def may_fail_for(self, reason: str) -> bool:
         """Whether the rest is measured without it: only ranks know if they read each other."""
         return self.algorithm == "single_copy" and reason.startswith("UnsupportedError")
 

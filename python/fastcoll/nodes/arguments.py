@@ -21,7 +21,7 @@ from fastcoll.nodes import moves, reductions, small
 from fastcoll.nodes.arrays import as_bytes, tensor_at
 from fastcoll.nodes.coded import CodedReduction
 from fastcoll.nodes.lanes import Lanes
-from fastcoll.nodes.packets import Header, meet, trade
+from fastcoll.nodes.packets import Header, exchange_packets, meet
 from fastcoll.nodes.reductions import Reduction
 from fastcoll.types import (
     COUNTED,
@@ -53,7 +53,7 @@ class Arguments:
             source = operands.input and operands.input.dense(fill=True)
             self._target = operands.output and operands.output.dense(fill=False)
             self.given, self.got = _of_side(source, device), _of_side(self._target, device)
-            self.bring_back = self._bring_parts_back
+            self.bring_back = self._copy_parts_back
             self._keeps: object = source
             return
         flat = self._keeps = operands.flat()
@@ -64,7 +64,7 @@ class Arguments:
         gets = world_size if in_parts[1] else 1
         self.got = _cut(flat.output_ptr, operands.output, dtype, gets)
 
-    def _bring_parts_back(self) -> None:
+    def _copy_parts_back(self) -> None:
         if self._output and self._target:
             self._output.bring_back(self._target)
 
@@ -166,7 +166,7 @@ def carry_out(
         small.move(lanes, header, arguments.given, arguments.got)
     else:
         if lanes.is_leader:
-            trade(lanes, header, _NOTHING)
+            exchange_packets(lanes, header, _NOTHING)
         lanes.node_broadcast(_NOTHING.new_zeros(1), 0)  # no rank goes on before it has seen them
         run_phases(lanes, header, arguments, how, gather_words)
     arguments.bring_back()

@@ -17,7 +17,7 @@ from fastcoll.bootstrap.node_map import Seat
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.group_calls import AnyCall, AnyOperands, CheckedCall, GpuCall
 from fastcoll.calls.lists import ListOperands
-from fastcoll.calls.modes import unseen
+from fastcoll.calls.modes import hidden_from_modes
 from fastcoll.calls.parts import PartsOperands
 from fastcoll.calls.recorder import VerbStats
 from fastcoll.calls.settings import Settings
@@ -108,7 +108,7 @@ class HierarchicalCommunicator(BaseGroup):
         self._board = Board(store, seat.nonce, settings.making_s)
         self._watch = Watch(name, rank, node_map, node_group, self._board)
         make = maker_of(settings.carrier)
-        with unseen():
+        with hidden_from_modes():
             carriers = make_lanes(make, own, seat, node_group, self._board, settings.making_s)
             self._lanes = Lanes(node_map, rank, node_group, carriers, self._watch)
         waits = Waits(self._board, rank)

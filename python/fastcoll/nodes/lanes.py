@@ -212,8 +212,8 @@ class Lanes:
         return split(target, expected), transfer
 
     @property
-    def takes_less(self) -> bool:
-        return self._carriers[0].takes_less
+    def accepts_short(self) -> bool:
+        return self._carriers[0].accepts_short
 
     def carrier(self, slot: int) -> Carrier:
         """Return the carrier of one of this rank's lanes."""

@@ -144,7 +144,7 @@ class _Making:
         def check() -> None:
             nonlocal has_said
             if not has_said:
-                self._say_here(lane)
+                self._announce_rank(lane)
             has_said = True
             self.look()
 
@@ -158,7 +158,7 @@ class _Making:
                 raise CollectiveTimeout(f"init: a new connection between nodes: {error}") from error
             raise
 
-    def _say_here(self, lane: int) -> None:
+    def _announce_rank(self, lane: int) -> None:
         """Write on the board that this rank tried to have the lane, and lives."""
         self.board.append(f"lane {lane}", str(self.seat.rank), Board.ANSWER_S)
 
@@ -169,7 +169,7 @@ class _Making:
         say that they live, or all others.
         """
         if broke := not self.deadline.passed():
-            self._say_here(lane)
+            self._announce_rank(lane)
             wait_until(lambda: False, self.look, Deadline(GRACE_S))
         live = set(map(int, self.board.appended(f"lane {lane}", 0)))
         others = set(self.seat.node_map.ranks_of(lane)) - {self.seat.rank}

@@ -134,7 +134,7 @@ class Header:
 def packet_room(lanes: Lanes) -> int:
     """Return how many bytes fit into a packet; whole headers, so that elements are aligned."""
     most = _MOST_BYTES // (lanes.num_nodes - 1) // _HEADER_BYTES * _HEADER_BYTES
-    return most if lanes.takes_less else min(most, _FIXED_BYTES)
+    return most if lanes.accepts_short else min(most, _FIXED_BYTES)
 
 
 def meet(lanes: Lanes, header: Header, limit_s: float) -> None:
@@ -152,8 +152,8 @@ def meet(lanes: Lanes, header: Header, limit_s: float) -> None:
     _compare(lanes.node_map.nodes[lanes.node], headers.view(-1, _HEADER_BYTES))
 
 
-def trade(lanes: Lanes, header: Header, content: torch.Tensor) -> list[torch.Tensor]:
-    """Compare the calls of all nodes, and trade contents. Collective over the leaders.
+def exchange_packets(lanes: Lanes, header: Header, content: torch.Tensor) -> list[torch.Tensor]:
+    """Compare the calls of all nodes, and exchange_packets contents. Collective over the leaders.
 
     Args:
         lanes: This rank's lanes.
@@ -193,7 +193,7 @@ def hand_over(lanes: Lanes, slot: int, header: Header, content: torch.Tensor) ->
     """Start to exchange packets of this call in one of this rank's lanes."""
     packet = torch.cat([_bytes_of(header), content])
     room = _HEADER_BYTES + packet_room(lanes)
-    if not lanes.takes_less:
+    if not lanes.accepts_short:
         packet = torch.cat([packet, packet.new_zeros(room - packet.numel())])
     others = [node != lanes.node for node in range(lanes.num_nodes)]
     packets, transfer = lanes.exchange(

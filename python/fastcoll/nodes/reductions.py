@@ -156,7 +156,7 @@ def _reduce(
     else:
         firsts = [lane * chunks[0].numel() for _, lane in lanes.lanes()]
         given = [how.give(chunk, first) for chunk, first in zip(chunks, firsts, strict=True)]
-        if _goes_whole(lanes, given):
+        if _sends_whole(lanes, given):
             yield from _whole_chunks(lanes, how, given, results, root_node)
         else:
             sums = yield from _sum_shards(lanes, how, given, results)
@@ -186,7 +186,7 @@ def _room(
     return result, [result[slot * numel :][:numel] for slot, _ in lanes.lanes()]
 
 
-def _goes_whole(lanes: Lanes, given: list[torch.Tensor]) -> bool:
+def _sends_whole(lanes: Lanes, given: list[torch.Tensor]) -> bool:
     given_bytes = given[0].nbytes * (lanes.num_nodes - 1)
     return lanes.num_nodes == 2 or given_bytes <= _SHORT_BYTES
 

@@ -11,7 +11,7 @@ import torch
 
 from fastcoll.nodes.arrays import as_bytes, copy, partial_op, split
 from fastcoll.nodes.lanes import Lanes
-from fastcoll.nodes.packets import Header, trade
+from fastcoll.nodes.packets import Header, exchange_packets
 from fastcoll.nodes.reductions import Reduction
 from fastcoll.types import TORCH_DTYPES, Verb
 
@@ -36,7 +36,7 @@ def reduce(
     result = told[:-1].view(TORCH_DTYPES[how.dtype])
     if lanes.is_leader:
         mine = as_bytes(how.give(partials))
-        packets = [packet[: mine.numel()] for packet in trade(lanes, header, mine)]
+        packets = [packet[: mine.numel()] for packet in exchange_packets(lanes, header, mine)]
         if header.verb is Verb.reduce_scatter:
             how.reduce_part(result, packets)
         else:
@@ -61,7 +61,7 @@ def move(
     everything = torch.zeros(shape, dtype=torch.uint8, device="cpu")
     if lanes.is_leader:
         nodes = lanes.node_map.nodes
-        packets = trade(lanes, header, rows[: len(nodes[lanes.node]) * size])
+        packets = exchange_packets(lanes, header, rows[: len(nodes[lanes.node]) * size])
         for row, packet, ranks in zip(everything, packets, nodes, strict=True):
             row[: len(ranks) * size] = packet[: len(ranks) * size]
     lanes.node_broadcast(everything.view(-1), 0)

@@ -126,7 +126,7 @@ class _Nodes:
             if not decision and not self._waits():
                 nonce = secrets.token_hex(_NONCE_BYTES)
                 mine = json.dumps({"ranks": sorted(self._ranks), "nonce": nonce})
-                decision = self._board.say_first("survivors", mine, _GRACE_S) or ""
+                decision = self._board.write_first("survivors", mine, _GRACE_S) or ""
             if decision:
                 fields = json.loads(decision)
                 return Survivors(fields["ranks"], fields["nonce"])
@@ -139,9 +139,9 @@ class _Nodes:
                 self._ranks += json.loads(left)
                 self._missing.remove(node)
         waited_s = running_s() - self._began_s
-        return any(waited_s < self._patience_s(node) for node in self._missing)
+        return any(waited_s < self._limit_of_node_s(node) for node in self._missing)
 
-    def _patience_s(self, node: int) -> float:
+    def _limit_of_node_s(self, node: int) -> float:
         if self._read(f"here/{node}"):  # its ranks may have to wait for one of their own first
             return 2 * self._limit_s + _GRACE_S
         return min(self._limit_s, _GRACE_S) if node in self._suspected else self._limit_s

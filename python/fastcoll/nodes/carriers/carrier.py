@@ -65,7 +65,7 @@ class Carrier(ABC):
     """
 
     # In `all_to_all` a node may give less than another one expects, but not nothing.
-    takes_less = False
+    accepts_short = False
 
     @abstractmethod
     def reduces(self, dtype: DType, op: Op) -> bool:
@@ -105,7 +105,7 @@ class Carrier(ABC):
     def abandon(self) -> None:
         """Let go of transfers that never end; the lane is of no use any more."""
 
-    def regain(self) -> None:
+    def resume(self) -> None:
         """Take `abandon` back: all transfers have ended after all."""
         return
 

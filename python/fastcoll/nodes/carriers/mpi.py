@@ -105,7 +105,8 @@ class _Transfer:
 class MpiCarrier(Carrier):
     """A communicator of this lane alone."""
 
-    takes_less = True  # between two ranks, as `all_to_all` here, but not in a collective of MPI's
+    # Between two ranks, as in `all_to_all` here; no collective of MPI's does.
+    accepts_short = True
 
     def __init__(self, mpi: Any, communicator: Any) -> None:
         self._mpi = mpi

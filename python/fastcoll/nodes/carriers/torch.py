@@ -40,8 +40,8 @@ def _unlimited(options: Any) -> Any:
 class TorchCarrier(Carrier):
     """A process group of torch.distributed, of this lane alone."""
 
-    def __init__(self, group: Any, sums: frozenset[DType], takes_less: bool = False) -> None:
-        self.takes_less = takes_less
+    def __init__(self, group: Any, sums: frozenset[DType], accepts_short: bool = False) -> None:
+        self.accepts_short = accepts_short
         self._group = group  # a ProcessGroup or a Backend; torch's stubs know half of either
         self._sums = sums
 
@@ -85,7 +85,7 @@ class TorchCarrier(Carrier):
         # For ever: its destructor would wait for the transfers, at the latest when Python ends.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
-    def regain(self) -> None:
+    def resume(self) -> None:
         """See `Carrier`; the group goes with its last reference."""
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._group))
 
@@ -128,7 +128,7 @@ def gloo(store: Store, node: int, num_nodes: int, limit_s: float) -> Carrier:
     # Gloo waits for a connection five times this long, without a check of any verdict.
     options._timeout = max(timedelta(seconds=limit_s) / 5, timedelta(milliseconds=1))
     group = dist.ProcessGroupGloo(store, node, num_nodes, options)
-    return GlooCarrier(group, _GLOO_SUMS, takes_less=True)
+    return GlooCarrier(group, _GLOO_SUMS, accepts_short=True)
 
 
 def registered(name: str) -> MakeCarrier | None:

@@ -25,7 +25,7 @@ import torch
 from torch.distributed import PrefixStore, Store
 
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.calls.foreign import in_their_stream
+from fastcoll.calls.foreign import on_producers_stream
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.group_calls import AnyCall, GpuCall
 from fastcoll.calls.parts import PartsOperands
@@ -244,7 +244,7 @@ class NodeGpus:
                 self._run(call, operands, stream)
 
         arrays = [array for _, operands in calls for array in operands.views()]
-        with self._lock, in_their_stream(arrays, self.device):
+        with self._lock, on_producers_stream(arrays, self.device):
             self._host.check()
             if not async_op:
                 body(torch.cuda.current_stream(self.device))
@@ -269,7 +269,7 @@ class NodeGpus:
         numerics = settings.numerics_of(call.numerics, on_gpus=True)
         how = GpuReduction(operands.dtype, operands.op, numerics, rounds, world_size, self.device)
         self._in_flight.begin(in_flight)
-        self._host.in_turn(lambda sequence: self._tell(in_flight, header, sequence))
+        self._host.in_turn(lambda sequence: self._send_header(in_flight, header, sequence))
         try:
             if operands.numel > 0 or operands.splits > 0:
                 self._lanes.begin(limit_s)
@@ -282,7 +282,7 @@ class NodeGpus:
         finally:
             in_flight.is_issued = True
 
-    def _tell(self, in_flight: CallInFlight, header: Header, sequence: int) -> None:
+    def _send_header(self, in_flight: CallInFlight, header: Header, sequence: int) -> None:
         """Start to send this call's header to the other nodes, without a wait for the answers."""
         header = header.numbered(sequence)
         in_flight.sequence = sequence

@@ -117,7 +117,7 @@ class CallsInFlight:
         with self._changed:
             if self._thread is None:
                 thread = threading.Thread(
-                    target=self._watch_over, name="fastcoll-in-flight", daemon=True
+                    target=self._run_watcher, name="fastcoll-in-flight", daemon=True
                 )
                 try:
                     thread.start()
@@ -145,7 +145,7 @@ class CallsInFlight:
 
     # ---- from outside ----------------------------------------------------------------------------
 
-    def _watch_over(self) -> None:
+    def _run_watcher(self) -> None:
         try:
             self._watch_calls()
         except BaseException as error:

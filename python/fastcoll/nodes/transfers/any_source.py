@@ -113,7 +113,7 @@ class AnySource(InOrder):
     def _late(self, receive: Transfer, deadline: Deadline) -> FastcollError:
         seat = self._ends.seat
         others = [rank for rank in range(len(seat.node_map.places)) if rank != seat.rank]
-        return self._ends.watch.heard() or CollectiveTimeout(
+        return self._ends.watch.await_verdict() or CollectiveTimeout(
             f"{self._name(receive)} waited {deadline.limit_s:g} s for a message", others
         )
 

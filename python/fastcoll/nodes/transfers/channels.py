@@ -175,8 +175,8 @@ class Channel(InOrder):
                 self._turns.leave(transfer)
             return self.peer
 
-        told = partial(self._ends.waits.told, self.peer, self.sends)
-        work = TransferBetween(run, transfer, partial(self._ends.give_up, self._name()), told)
+        announced = partial(self._ends.waits.announced, self.peer, self.sends)
+        work = TransferBetween(run, transfer, partial(self._ends.give_up, self._name()), announced)
         try:
             with self._turns.starting:
                 if not self.sends:
@@ -190,17 +190,17 @@ class Channel(InOrder):
 
     def close(self) -> None:
         super().close()
-        self._go_on_listening()
+        self._keep_listening()
         carrier, self._carrier = self._carrier, None
         if carrier is not None and self._ends.watch.error is None:
             carrier.close()
 
-    def _go_on_listening(self) -> None:
+    def _keep_listening(self) -> None:
         if self._carrier is not None and self._header is not None:
             keep_listening(*self._header, self._carrier)
             self._carrier = None
 
-    __del__ = _go_on_listening  # where a program drops its group without an end
+    __del__ = _keep_listening  # where a program drops its group without an end
 
     def is_offered(self, deadline: Deadline) -> bool:
         """Return whether the next message has begun to come; for the receive whose turn it is.
@@ -298,7 +298,7 @@ class Channel(InOrder):
                 return
             next_look = time.monotonic() + _LONELY_S
             if self._ends.has_lost(self.peer):
-                raise self._ends.watch.heard() or PeerLostError(
+                raise self._ends.watch.await_verdict() or PeerLostError(
                     f"{self._name()} lost rank {self.peer}: its process ended or left the group",
                     [self.peer],
                 )
@@ -333,7 +333,7 @@ class Channel(InOrder):
         if deadline.passed():
             return self._late(deadline)
         ranks = sorted((self._ends.seat.rank, self.peer))
-        return self._ends.watch.heard() or PeerLostError(
+        return self._ends.watch.await_verdict() or PeerLostError(
             f"{self._name()}: one of ranks {ranks} can't connect: {reason}", ranks
         )
 
@@ -357,12 +357,12 @@ class Channel(InOrder):
             try:
                 transfer.wait()
             except RuntimeError as error:
-                raise self._ends.watch.heard() or PeerLostError(
+                raise self._ends.watch.await_verdict() or PeerLostError(
                     f"{self._name()} lost its connection: {error}", [self.peer]
                 ) from error
 
     def _late(self, deadline: Deadline) -> FastcollError:
-        if verdict := self._ends.watch.heard():
+        if verdict := self._ends.watch.await_verdict():
             return verdict
         told, rank = self._ends.waits.follow(self.peer)
         return CollectiveTimeout(

@@ -26,4 +26,4 @@ def keep_listening(header: torch.Tensor, started: Started, carrier: Carrier) -> 
         if other.is_completed():
             with suppress(KeyError):  # another thread has found it, too
                 del _listening[key]
-                left.regain()
+                left.resume()

@@ -83,7 +83,7 @@ class LocalTransfers(Transfers):
         try:
             if limit_of_wait(timeout) or transfer.peer == ANY or work._wait_for(LONG_S):
                 return wait(timeout)
-            with self._waits.told(self.ranks[transfer.peer], transfer.sends):
+            with self._waits.announced(self.ranks[transfer.peer], transfer.sends):
                 while not work._wait_for(LONG_S):
                     if verdict := self._watch.verdict_to_raise():
                         raise self._watch.fail(verdict)

@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from fastcoll.calls.arrays import copy_back, dense_copy, view
-from fastcoll.calls.foreign import in_their_stream
+from fastcoll.calls.foreign import on_producers_stream
 from fastcoll.calls.transfers import Transfer
 from fastcoll.errors import DriverError, FastcollError, UnsupportedError
 from fastcoll.machine import gpu
@@ -112,7 +112,7 @@ class GpuPayload:
         array = transfer.array
         self.device = array.device
         self.transfer = transfer
-        with in_their_stream([array], self.device):
+        with on_producers_stream([array], self.device):
             if captures.is_capturing():
                 raise UnsupportedError(
                     "sends and receives in a group over several nodes go through the host, so they "

@@ -78,7 +78,7 @@ class Way(InOrder):
         rank = self._local.ranks[transfer.peer]
         posted: TransferWork | None = None
         if payload is None:
-            run = partial(self._pass_on, transfer)
+            run = partial(self._carry, transfer)
         elif transfer.sends:
             run = partial(self._send, transfer, payload)
         else:
@@ -97,9 +97,9 @@ class Way(InOrder):
                 raise
             return rank
 
-        told = partial(self._ends.waits.told, rank, transfer.sends)
+        announced = partial(self._ends.waits.announced, rank, transfer.sends)
         on_interrupt = partial(self._ends.give_up, name)
-        work = TransferBetween(run_in_turn, transfer, on_interrupt, told)
+        work = TransferBetween(run_in_turn, transfer, on_interrupt, announced)
         try:
             self._queue.put(work)
         except BaseException as error:  # the next receive gets the message
@@ -108,7 +108,7 @@ class Way(InOrder):
             raise
         return work
 
-    def _pass_on(self, transfer: Transfer) -> None:
+    def _carry(self, transfer: Transfer) -> None:
         self._await(self._post(transfer))
 
     def _send(self, transfer: Transfer, payload: GpuPayload) -> None:

@@ -163,7 +163,7 @@ class NodeTransfers(Transfers):
         return self._channels[key]
 
 
-def _end_all() -> None:
+def _end_all_transfers() -> None:
     """End the transfers that no rank answers, when the interpreter ends."""
     groups = [group for group in _living if not group.is_inherited]
     for group in groups:
@@ -175,4 +175,4 @@ def _end_all() -> None:
         group.end_sends()
 
 
-before_end(_end_all)
+before_end(_end_all_transfers)

@@ -99,14 +99,14 @@ class Board:
 
     def decide_verdict(self, error: FastcollError, sequence: int = 0) -> FastcollError:
         """Make a call's error the group's verdict unless it has one; return the one that holds."""
-        found = self.say_first("verdict", f"{sequence} {written(error)}")
-        return told_in(found or "") or error
+        found = self.write_first("verdict", f"{sequence} {text_of_error(error)}")
+        return error_from_text(found or "") or error
 
     def say(self, key: str, text: str, limit_s: float | None = None) -> None:
         """Write something, if the store answers in time."""
         self._ask(lambda: self._store.set(key, text), limit_s)
 
-    def say_first(self, key: str, text: str, limit_s: float | None = None) -> str | None:
+    def write_first(self, key: str, text: str, limit_s: float | None = None) -> str | None:
         """Write a text unless there is one; return the text that holds, None without an answer."""
         return self._ask(lambda: self._store.compare_set(key, "", text).decode(), limit_s)
 
@@ -181,7 +181,7 @@ class Board:
             if self._store.check(["verdict"]):
                 sequence, text = self._store.get("verdict").decode().split(" ", 1)
                 self.verdict_sequence = int(sequence)
-                self._verdict = told_in(text)
+                self._verdict = error_from_text(text)
 
         try:
             self._ignore_errors(get)
@@ -206,13 +206,13 @@ class Board:
             self._is_lost |= isinstance(error, DistNetworkError)
 
 
-def written(error: FastcollError, most: int | None = None) -> str:
-    """Return a text that `told_in` reads; of the error's own at most so many characters."""
+def text_of_error(error: FastcollError, most: int | None = None) -> str:
+    """Return a text that `error_from_text` reads; of the error's own at most so many characters."""
     ranks = list(getattr(error, "ranks", ()))
     return json.dumps({"kind": type(error).__name__, "text": str(error)[:most], "ranks": ranks})
 
 
-def told_in(text: str) -> FastcollError | None:
+def error_from_text(text: str) -> FastcollError | None:
     """Return the error that was written into a text, if it holds one whole."""
     start = text.find('{"kind":')
     try:

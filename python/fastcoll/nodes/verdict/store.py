@@ -122,12 +122,12 @@ class PollingStore(Store):
             try:
                 self._look()
             except FastcollError as error:
-                if not self._all_go or self._loses_a_rank(error):
+                if not self._all_go or self._has_lost_rank(error):
                     raise
 
         if not wait_until(lambda: self.check(keys), look, self.deadline, pauses_s=_PAUSES_S):
             raise RuntimeError(f"nobody wrote {keys} within {self.deadline.limit_s:g} s")
 
-    def _loses_a_rank(self, error: FastcollError) -> bool:
+    def _has_lost_rank(self, error: FastcollError) -> bool:
         lost = error.ranks if isinstance(error, CollectiveTimeout | PeerLostError) else ()
         return not self._ranks.isdisjoint(lost)

@@ -21,7 +21,7 @@ class Waits:
         self._rank = rank
 
     @contextmanager
-    def told(self, peer: int, sends: bool) -> Iterator[None]:
+    def announced(self, peer: int, sends: bool) -> Iterator[None]:
         """Write on the board that this rank waits for another one.
 
         After an error the entry stays: other ranks may follow the chain yet.

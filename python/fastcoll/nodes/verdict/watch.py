@@ -35,7 +35,7 @@ from fastcoll.errors import (
 from fastcoll.native import _C
 from fastcoll.nodes.carriers.carrier import Started
 from fastcoll.nodes.verdict.backoff import LOOK_EVERY_S, wait_until
-from fastcoll.nodes.verdict.board import Board, told_in, written
+from fastcoll.nodes.verdict.board import Board, error_from_text, text_of_error
 
 # A wait this long says so on the board, and looks there for a verdict. That is rare enough for a
 # store that serves a thousand nodes, and lets a rank see an error well within a second.
@@ -169,7 +169,7 @@ class Watch:
         except FastcollError as error:
             raise self.of_node(error) from error
 
-    def _who(self, what: str = "") -> str:
+    def _describe(self, what: str = "") -> str:
         what = what or f"{self.call} #{self.sequence}"
         return f'{what} in group "{self.name}" (seen by rank {self._rank} on node {self._node})'
 
@@ -190,7 +190,7 @@ class Watch:
         self._moment = self._moment or Deadline(GRACE_S)
         return verdict if self._moment.passed() else None
 
-    def heard(self) -> FastcollError | None:
+    def await_verdict(self) -> FastcollError | None:
         """Wait a moment for the verdict of a better-informed rank."""
         grace = Deadline(GRACE_S)
         while not grace.passed():
@@ -208,15 +208,15 @@ class Watch:
 
     def late(self, deadline: Deadline) -> FastcollError:
         """Return the error of a wait that reached its limit."""
-        if verdict := self.heard():
+        if verdict := self.await_verdict():
             return verdict
         nodes = self._suspects()
         # One of several may wait in an earlier call. Its limit ran out before this one's, and it
         # knows better who is missing.
-        if len(nodes) > 1 and (verdict := self.heard()):
+        if len(nodes) > 1 and (verdict := self.await_verdict()):
             return verdict
         return CollectiveTimeout(
-            f"{self._who()} waited {deadline.limit_s:g} s for "
+            f"{self._describe()} waited {deadline.limit_s:g} s for "
             f"{self._node_map.describe(nodes)}: no answer from there (is the network up?)",
             self._ranks_of(nodes),
         )
@@ -224,11 +224,11 @@ class Watch:
     def broken(self, reason: str) -> FastcollError:
         """Return the error of a transfer that failed."""
         self.arrive()
-        if verdict := self.heard():
+        if verdict := self.await_verdict():
             return verdict
         nodes = self._suspects()
         return PeerLostError(
-            f"{self._who()} lost its connection to {self._node_map.describe(nodes)}: {reason}",
+            f"{self._describe()} lost its connection to {self._node_map.describe(nodes)}: {reason}",
             self._ranks_of(nodes),
         )
 
@@ -238,7 +238,7 @@ class Watch:
         if self.error is None:
             told = with_advice(error)
             self.error = found = self._board.decide_verdict(told, self.sequence)
-            ignore_errors(lambda: self._node_group.abort(written(found, _NODE_TEXT)))
+            ignore_errors(lambda: self._node_group.abort(text_of_error(found, _NODE_TEXT)))
         return self.error
 
     def of_node(self, error: FastcollError, what: str = "") -> FastcollError:
@@ -249,15 +249,15 @@ class Watch:
         if isinstance(error, DesyncError):
             here = self._node_map.nodes[self._node]
             names = f", whose ranks {list(range(len(here)))} are ranks {list(here)} of the group"
-            return DesyncError(f"{self._who(what)}{names}: {error}")
+            return DesyncError(f"{self._describe(what)}{names}: {error}")
         if not isinstance(error, CollectiveTimeout | PeerLostError | AbortedError):
             return error
-        if verdict := told_in(str(error)):
+        if verdict := error_from_text(str(error)):
             return verdict
         local = error.ranks
         ranks = [self._node_map.nodes[self._node][one] for one in local]
         names = f", whose ranks {list(local)} are ranks {ranks} of the group" if local else ""
-        return type(error)(f"{self._who(what)}{names}: {error}", ranks)
+        return type(error)(f"{self._describe(what)}{names}: {error}", ranks)
 
 
 def _listen() -> None:
