@@ -13,6 +13,7 @@ from fastcoll import _C
 from fastcoll.choose import algorithms, select
 from fastcoll.choose.algorithms.shared import GPU, INLINE_BYTES
 from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.measure.pattern import make_cell
 from fastcoll.types import (
     COUNTED,
     REDUCTIONS,
@@ -223,6 +224,35 @@ def test_single_copies_are_taken_where_they_were_measured_to_be_quicker() -> Non
     assert moved_by(Verb.all_gather, 1 << 20, "GenuineIntel", 8, num_cpus=8) == "direct"
     assert moved_by(Verb.all_gather, 1 << 20, "GenuineIntel", 8) == "single_copy"
     assert moved_by(Verb.scatter, 1 << 20, "GenuineIntel", 2) == "single_copy"
+
+
+# Of bench/results/*/regret.json: two machines of the vendor, or more, were quickest so.
+@pytest.mark.parametrize(
+    ("vendor", "verb", "world", "size_bytes", "quickest"),
+    [
+        ("GenuineIntel", "all_gather", 2, 512 << 10, "single_copy"),
+        ("AuthenticAMD", "all_gather", 2, 512 << 10, "direct"),
+        ("GenuineIntel", "scatter", 2, 512 << 10, "direct"),
+        ("GenuineIntel", "broadcast", 4, 2 << 20, "single_copy"),
+        ("AuthenticAMD", "broadcast", 4, 2 << 20, "direct"),
+        ("AuthenticAMD", "all_to_all", 4, 512 << 10, "single_copy"),
+        ("GenuineIntel", "reduce", 4, 8 << 10, "one_shot"),
+        ("GenuineIntel", "reduce", 4, 32 << 10, "two_shot"),
+        ("AuthenticAMD", "reduce", 4, 32 << 10, "one_shot"),
+        ("AuthenticAMD", "reduce", 4, 16 << 20, "one_shot"),
+    ],
+)
+def test_the_algorithm_is_the_one_that_was_quickest(
+    vendor: str, verb: str, world: int, size_bytes: int, quickest: str
+) -> None:
+    request = make_cell(verb, "float32", "sum", size_bytes, world).request(
+        algorithm="auto",
+        numerics="same_bits",
+        num_cpus=2,
+        single_copy="auto",
+        cpu_vendor=vendor,
+    )
+    assert select(request, algorithms.ALL).plan.algorithm.name == quickest
 
 
 def test_single_copies_can_be_forced_and_forbidden() -> None:

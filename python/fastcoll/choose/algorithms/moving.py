@@ -33,7 +33,6 @@ _LARGE = {
     "GenuineIntel": Prices(give=1 / 6.3e3, get=1 / 6.3e3, read=1 / 4.2e3),
     "AuthenticAMD": Prices(give=1 / 15e3, get=1 / 15e3, read=1 / 6e3),
 }
-_LARGE_BYTES = 8 << 20  # both ways tie on both
 _CALL_US = 2.0  # of the kernel, for a piece of memory to be read: fits 256 KiB on a Xeon
 # The assumed size of parts whose size only their two ranks know: one for which the way matters.
 # Small ones are staged in any case.
@@ -43,7 +42,7 @@ _SYMMETRIC = (Verb.all_gather, Verb.all_to_all)
 
 
 def _prices(request: Request, calibrated: Costs | None, most_bytes: int) -> Prices:
-    table = _LARGE if most_bytes > _LARGE_BYTES else _CACHED
+    table = _LARGE if most_bytes > shared.CACHED_BYTES else _CACHED
     prices = table.get(request.cpu_vendor, table["GenuineIntel"])
     if not request.on_gpu and calibrated is None:
         return prices
@@ -74,6 +73,8 @@ def _moving_us(request: Request, give_us: float, get_us: float) -> float:
     """Return the time of the copies; linear in both, as a model fitted to measurements must be."""
     ranks, share = request.world_size, shared.share(request)
     if request.verb in _SYMMETRIC:
+        if share == 1 and not request.on_gpu and not shared.is_amd(request):
+            give_us *= 2  # of lines that the peer has read: fits 512 KiB, 2 ranks on two Xeons
         return (give_us + get_us) * share
     if share > 1:  # all the work, on the CPUs that there are
         if request.verb is Verb.gather:
@@ -84,15 +85,29 @@ def _moving_us(request: Request, give_us: float, get_us: float) -> float:
     return give_us + get_us if request.verb is Verb.scatter else get_us
 
 
+def _evicted(request: Request) -> float:
+    """Return how many times as long as from a cache it takes to get parts.
+
+    Fits where single copies win with 4 ranks on 2 CPUs. An all_to_all takes them from 512 KiB on,
+    and a Xeon's broadcast from 2 MiB on. A broadcast on AMD's stays staged.
+    """
+    if request.verb is Verb.all_to_all:
+        return 2.5
+    if request.verb is Verb.all_gather or (
+        request.verb is Verb.broadcast and not shared.is_amd(request)
+    ):
+        return 1.5
+    return 1.0
+
+
 def staged_us(request: Request, calibrated: Costs | None) -> float:
     """Return the modelled time of a call whose messages are staged."""
     gives, gets = _bytes(request)
     prices = _prices(request, calibrated, max(gives, gets))
     costs = shared.costs(request, calibrated)
-    if request.verb in _SYMMETRIC and not request.on_gpu and shared.share(request) > 1:
-        # The parts of all leave the shared caches before they are read, more so if each rank has
-        # its own. Fits where single copies win with 4 ranks on 2 CPUs.
-        gets = gets * 2 if request.verb is Verb.all_to_all else gets * 3 // 2
+    if not request.on_gpu and shared.share(request) > 1:
+        # Parts leave the shared caches before they are read, more so if each rank has its own.
+        gets = int(gets * _evicted(request))
     from_root = request.verb in (Verb.broadcast, Verb.scatter)
     if request.on_gpu and from_root and shared.share(request) == 1:
         gets *= request.world_size - 1  # all leave by the root's one link
