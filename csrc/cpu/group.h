@@ -271,7 +271,7 @@ class Group {
   bool spin_until(int peer, const Awaited& awaited, int64_t start_us);
   bool yield_until(int peer, const Awaited& awaited);
   void spread();
-  void sleep(int peer, const Awaited& awaited);
+  bool sleep(int peer, const Awaited& awaited);  // whether a peer may have ended it
   void check_peers(int peer, const Awaited& awaited, const WaitedTime& waited);
 
   FASTCOLL_HOT void require_done(uint64_t segment) {

@@ -74,7 +74,10 @@ void Group<P>::wait_long(int peer, const Awaited& awaited) {
   WaitedTime waited(std::max(timeout_s_, WaitedTime::kAtOnceS), start_us);
   bool is_noted = false;
   bool is_met = spin_until(peer, awaited, start_us);
-  while (!is_met && !yield_until(peer, awaited)) {
+  // A sleep that no peer ended is followed by the next one. Yields between them took 80 us of CPU
+  // time, on a Xeon.
+  bool is_awake = true;
+  while (!is_met && !(is_awake && yield_until(peer, awaited))) {
     if (const int64_t time_us = now_us(); time_us >= next_patrol_us) {
       if (!is_noted) note_wait(start_us);
       is_noted = true;
@@ -82,7 +85,7 @@ void Group<P>::wait_long(int peer, const Awaited& awaited) {
       check_peers(peer, awaited, waited);
       next_patrol_us = time_us + kPatrolUs;
     }
-    sleep(peer, awaited);
+    is_awake = sleep(peer, awaited);
     is_met = met(awaited);
   }
   const int64_t end_us = now_us();
@@ -94,7 +97,7 @@ void Group<P>::wait_long(int peer, const Awaited& awaited) {
 }
 
 template <class P>
-void Group<P>::sleep(int peer, const Awaited& awaited) {
+bool Group<P>::sleep(int peer, const Awaited& awaited) {
   SleepLine& line = pad(peer).sleep;
   const uint32_t seen = P::load_wake(line);
   P::set_sleepers(line);
@@ -102,8 +105,9 @@ void Group<P>::sleep(int peer, const Awaited& awaited) {
   // One of the two must see the other's store, and that takes a full barrier on both sides. We pay
   // both barriers here, so that the owner's fast path has none.
   const bool sure = membarrier_everywhere();
-  if (met(awaited)) return;
+  if (met(awaited)) return true;
   futex_wait(&line.wake, seen, sure ? kSleepUs : kShortSleepUs);
+  return P::load_wake(line) != seen;
 }
 
 template <class P>
