@@ -210,3 +210,53 @@ def test_futures_of_calls_that_fail(backend_pools: Pools, how: str) -> None:
             assert one.kind == "DesyncError", one
             assert "MAX" in one.text
             assert "SUM" in one.text
+
+
+# Of c10d::OpType. By the verb, and whether its Work tells a source.
+OP_TYPES = {
+    "broadcast": (0, False),
+    "all_reduce": (1, False),
+    "all_gather_into_tensor": (5, False),
+    "scatter": (8, False),
+    "barrier": (15, False),
+    "isend": (12, True),
+    "irecv": (13, True),
+    "irecv of any": (14, True),
+}
+
+
+def told_of_calls(rank: Rank) -> list[dict[str, tuple[int, bool]]]:
+    """Return what each verb's Work says of its call, first without a plan, then of a known one."""
+    me, world = rank.rank, rank.world_size
+    part, whole = torch.ones(4), torch.ones(4 * world)
+    before, behind = (me - 1) % world, (me + 1) % world
+    calls: dict[str, Callable[[], Any]] = {
+        "broadcast": lambda: dist.broadcast(part, 1, async_op=True),
+        "all_reduce": lambda: dist.all_reduce(part, async_op=True),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(whole, part, async_op=True),
+        "scatter": lambda: dist.scatter(
+            torch.empty(4), list(whole.chunk(world)) if me == 0 else None, async_op=True
+        ),
+        "barrier": lambda: dist.barrier(async_op=True),
+        "isend": lambda: dist.isend(part, behind),
+        "irecv": lambda: dist.irecv(part, before),
+        "irecv of any": lambda: dist.irecv(part),
+    }
+    turns = []
+    for _ in range(2):
+        found = {}
+        for name, call in calls.items():
+            if name == "irecv of any":
+                dist.isend(torch.ones(4), behind)
+            work = call()
+            work.wait()
+            asked = attempt(work._source_rank)
+            assert asked.kind in ("", "RuntimeError"), asked
+            found[name] = work._get_op_type(), asked.kind == ""
+        turns.append(found)
+    return turns
+
+
+def test_what_a_handle_tells_of_its_call(backend_pools: Pools) -> None:
+    for turns in backend_pools(2).run(on_backend, "fastcoll", told_of_calls):
+        assert turns == [OP_TYPES] * 2

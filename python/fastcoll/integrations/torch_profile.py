@@ -4,13 +4,14 @@
 Decides the name of an event, the inputs whose shapes it shows, and its end: with the call, or when
 an asynchronous call is complete. All events of Gloo are asynchronous, so those of a group that
 stands in for it are, too. The C++ backend (c10d_backend.cpp) makes its events itself, by the same
-names (torch_names.py).
+names (torch_names.py). It also tells each Work the type of its call.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._C._distributed_c10d as torchs_c10d
 from torch.autograd import _record_function_with_args_enter as begin_event
 from torch.autograd import _record_function_with_args_exit as end_event
 from torch.distributed import ProcessGroup
@@ -20,6 +21,8 @@ from fastcoll.integrations.torch_dispatch import is_watched, through_dispatcher
 from fastcoll.integrations.torch_group import FastcollProcessGroup
 from fastcoll.integrations.torch_names import TORCH_CALLS, TorchCall
 from fastcoll.integrations.torch_work import TorchWork
+
+c10d: Any = torchs_c10d  # its stubs lack OpType
 
 
 class ProfiledProcessGroup(FastcollProcessGroup):
@@ -41,12 +44,26 @@ def _watched(method: str, described: TorchCall) -> Callable[..., TorchWork | Non
 
 
 def _recorded(method: str, described: TorchCall) -> Callable[..., TorchWork | None]:
+    op_type = int(getattr(c10d.OpType, described.op_type))
+
     def call(self: ProfiledProcessGroup, *args: Any, **kwargs: Any) -> TorchWork | None:
         carry_out = getattr(FastcollProcessGroup, method)
-        if not torch.autograd._profiler_enabled():
-            work: TorchWork | None = carry_out(self, *args, **kwargs)
-            return work
-        event = begin_event(described.title(self.events), *_inputs_of(*args))
+        if torch.autograd._profiler_enabled():
+            carry_out = _in_event(described.title(self.events), carry_out)
+        work: TorchWork | None = carry_out(self, *args, **kwargs)
+        if work is not None:
+            work.op_type = op_type
+        return work
+
+    call.__name__, call.__doc__ = method, getattr(FastcollProcessGroup, method).__doc__
+    return call
+
+
+def _in_event(
+    title: str, carry_out: Callable[..., TorchWork | None]
+) -> Callable[..., TorchWork | None]:
+    def call(self: ProfiledProcessGroup, *args: Any, **kwargs: Any) -> TorchWork | None:
+        event = begin_event(title, *_inputs_of(*args))
         try:
             work = carry_out(self, *args, **kwargs)
         except BaseException:
@@ -62,7 +79,6 @@ def _recorded(method: str, described: TorchCall) -> Callable[..., TorchWork | No
             end_event(event)
         return work
 
-    call.__name__, call.__doc__ = method, getattr(FastcollProcessGroup, method).__doc__
     return call
 
 

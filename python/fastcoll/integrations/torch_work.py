@@ -17,13 +17,17 @@ from torch.autograd import _record_function_with_args_exit as end_event
 
 from fastcoll.calls.futures import complete, follow
 from fastcoll.calls.pool import run_in_pool
-from fastcoll.calls.transfer_work import TransferBetween, TransferWork
+from fastcoll.calls.transfer_work import GpuTransferWork, TransferBetween, TransferWork
 from fastcoll.calls.work import Work
 from fastcoll.errors import FastcollError
+
+_TRANSFERS = TransferWork, TransferBetween, GpuTransferWork
 
 
 class TorchWork(dist.Work):
     """A call of a communicator as torch sees it."""
+
+    op_type = 100  # the number in c10d::OpType: UNKNOWN, where torch's side is a compiled handle
 
     def __init__(self, works: Sequence[Work | TransferWork]) -> None:
         super().__init__()
@@ -84,11 +88,15 @@ class TorchWork(dist.Work):
         return [output for work in self._works for output in work.result()]  # type: ignore[misc]
 
     def source_rank(self) -> int:
-        """Return the group rank of the sender of a receive; -1 for all other calls."""
-        [work] = self._works
-        return work.source_rank() if isinstance(work, TransferWork | TransferBetween) else -1
+        """Return the group rank of the sender of a receive; torch's error for other calls."""
+        if len(self._works) == 1 and isinstance(work := self._works[0], _TRANSFERS):
+            return work.source_rank()
+        return super()._source_rank()
 
     _source_rank = source_rank
+
+    def _get_op_type(self) -> int:
+        return self.op_type
 
     def get_future(self) -> torch.futures.Future[Any]:
         if self._recorded is not None:
