@@ -107,9 +107,13 @@ void deallocate(PyObject* object) {
     Py_DECREF(work.caller.object);
   } else {
     PyObject* all = PyTuple_New(3);
-    PyTuple_SET_ITEM(all, 0, work.kept);
-    PyTuple_SET_ITEM(all, 1, work.outputs);
-    PyTuple_SET_ITEM(all, 2, work.caller.object);
+    if (all) {
+      PyTuple_SET_ITEM(all, 0, work.kept);
+      PyTuple_SET_ITEM(all, 1, work.outputs);
+      PyTuple_SET_ITEM(all, 2, work.caller.object);
+    } else {  // no memory: the call may still write to its own, which stays for ever
+      PyErr_Clear();
+    }
     work.caller.group.resume_queue();  // no thread waits for it any more
     AsyncCall::abandon(work.call, all);
   }
@@ -119,7 +123,7 @@ void deallocate(PyObject* object) {
 
 PyObject* wait_at_most(PyObject* self, double limit_s) {
   CallWork& work = work_of(self);
-  try {
+  return or_python_error([&]() -> PyObject* {
     if (!work.call->is_over()) {
       work.caller.group.refuse_handler();  // it would wait for the call that it interrupted
       work.caller.group.refuse_child();    // a child lacks the thread that would end it
@@ -128,11 +132,7 @@ PyObject* wait_at_most(PyObject* self, double limit_s) {
     Py_CLEAR(work.kept);
     if (work.call->failure()) throw *work.call->failure();
     Py_RETURN_TRUE;
-  } catch (const Failure& failure) {
-    set_python_error(failure);
-  } catch (const Interrupted&) {  // its Python error is set already
-  }
-  return nullptr;
+  });
 }
 
 PyObject* is_completed(PyObject* self, PyObject*) {
@@ -211,8 +211,8 @@ PyObject* queue_call(const Caller& caller, const std::shared_ptr<AsyncCall>& cal
   bool is_queued = false;
   try {
     is_queued = caller.group.queue().push(call);
-  } catch (const Failure& failure) {
-    set_python_error(failure);
+  } catch (const std::exception& error) {
+    set_python_error(error);
   }
   if (is_queued) return object;
   call->over();

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstring>
+#include <new>
 
 namespace fastcoll {
 
@@ -75,6 +76,12 @@ void set_python_error(const Failure& failure) {
   Py_XDECREF(error);
   Py_XDECREF(text);
   Py_XDECREF(ranks);
+}
+
+void set_python_error(const std::exception& error) {
+  if (const auto* failure = dynamic_cast<const Failure*>(&error)) set_python_error(*failure);
+  else if (dynamic_cast<const std::bad_alloc*>(&error)) PyErr_NoMemory();
+  else PyErr_SetString(PyExc_RuntimeError, error.what());
 }
 
 }  // namespace fastcoll

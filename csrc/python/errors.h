@@ -4,6 +4,8 @@
 
 #include <Python.h>
 
+#include <exception>
+
 #include "check.h"
 
 namespace fastcoll {
@@ -14,5 +16,22 @@ bool keep_error_classes();
 
 // Sets the Python error of this failure. Needs the GIL.
 void set_python_error(const Failure& failure);
+
+// The same of any error: MemoryError where there is no memory, RuntimeError for one of the standard
+// library's.
+void set_python_error(const std::exception& error);
+
+// Returns what `body` does; null with a Python error set if it throws. Python calls functions of C,
+// which no exception may leave. With the GIL.
+template <class Body>
+PyObject* or_python_error(const Body& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    set_python_error(error);
+  } catch (const Interrupted&) {  // its Python error is set already
+  }
+  return nullptr;
+}
 
 }  // namespace fastcoll

@@ -157,21 +157,22 @@ template <FastVerb kVerb>
 PyObject* fast_call(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames) {
   Args sorted{};
   sorted[kGroup] = self;
-  if (sort_args(int(kVerb), args, num_args, kwnames, sorted)) {
-    const GroupArgument target(kVerb, sorted);
-    try {
+  try {
+    if (sort_args(int(kVerb), args, num_args, kwnames, sorted)) {
+      const GroupArgument target(kVerb, sorted);
       const CallSiteScope site(target.group && target.group->traces());
       if (PyObject* result =
               target.group ? run_fast<kVerb>({*target.group, target.object}, sorted) : nullptr)
         return result;
-    } catch (const Failure& failure) {
-      set_python_error(failure);
-      return nullptr;
-    } catch (const Interrupted&) {
-      return nullptr;
     }
+    return call_fallback(kVerb, self, args, size_t(num_args), kwnames);
+  } catch (const std::exception& error) {
+    set_python_error(error);
+  } catch (const Interrupted&) {
+    // Its Python error is set already, but where an object of this call found no memory.
+    if (!PyErr_Occurred()) PyErr_NoMemory();
   }
-  return call_fallback(kVerb, self, args, size_t(num_args), kwnames);
+  return nullptr;
 }
 
 // As Python's definition of a C function.

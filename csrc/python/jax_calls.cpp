@@ -281,9 +281,11 @@ xla::Error* handle(xla::CallFrame* frame) {
 
 // The number by which compiled programs name the group.
 PyObject* add_jax_group(PyObject*, PyObject* object) {
-  const std::lock_guard lock(groups_mutex);
-  groups.push_back(std::make_unique<JaxGroup>(object));
-  return PyLong_FromSize_t(groups.size() - 1);
+  return or_python_error([&] {
+    const std::lock_guard lock(groups_mutex);
+    groups.push_back(std::make_unique<JaxGroup>(object));
+    return PyLong_FromSize_t(groups.size() - 1);
+  });
 }
 
 PyObject* set_jax_fallback(PyObject*, PyObject* function) {

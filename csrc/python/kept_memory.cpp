@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/kept_memory.h"
 
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -17,7 +18,10 @@ std::vector<Kept> all_kept;
 }  // namespace
 
 void keep_until(std::shared_ptr<const std::atomic<bool>> done, PyObject* kept) {
-  all_kept.push_back({std::move(done), kept});
+  try {
+    all_kept.push_back({std::move(done), kept});
+  } catch (const std::bad_alloc&) {  // then it stays for ever: the call may still use it
+  }
 }
 
 void release_kept() {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "python/arguments.h"
 #include "python/call_site.h"
 #include "python/errors.h"
 #include "python/host.h"
@@ -53,31 +54,29 @@ PyObject* start_new(PyTypeObject* type, PyObject* args, PyObject*) {
   ProcessGroup* group = group_in_object(group_object);
   if (!group || peer < kAnyPeer || peer >= group->world_size() || dtype < 0 || dtype >= kNumDTypes)
     return PyErr_Format(PyExc_TypeError, "TransferWork: no group, or a code out of range");
-  PyObject* object = allocate(type, {*group, group_object}, kept);
-  if (!object) return nullptr;
-  auto transfer = std::make_shared<Transfer>();
-  transfer->sends = sends != 0;
-  transfer->peer = peer;
-  transfer->tag = tag;
-  transfer->dtype = DType(dtype);
-  transfer->numel = numel;
-  transfer->data = reinterpret_cast<std::byte*>(uintptr_t(ptr));
-  transfer->num_bytes = numel * dtype_size(transfer->dtype);
-  transfer->timeout_s = timeout_s;
-  transfer->has_other_senders = has_other_senders != 0;
-  if (group->traces()) [[unlikely]]
-    transfer->site = find_call_site();
-  try {
-    PythonHost host;
-    if (transfer->num_bytes >= kGilFreeBytes) host.blocking();
-    group->post(transfer, host);
-  } catch (const Failure& failure) {
-    set_python_error(failure);
-    Py_DECREF(object);
-    return nullptr;
-  }
-  work_of(object).transfer = std::move(transfer);
-  return object;
+  return or_python_error([&]() -> PyObject* {
+    Owned object(allocate(type, {*group, group_object}, kept));
+    if (!object.get()) return PyErr_NoMemory();
+    auto transfer = std::make_shared<Transfer>();
+    transfer->sends = sends != 0;
+    transfer->peer = peer;
+    transfer->tag = tag;
+    transfer->dtype = DType(dtype);
+    transfer->numel = numel;
+    transfer->data = reinterpret_cast<std::byte*>(uintptr_t(ptr));
+    transfer->num_bytes = numel * dtype_size(transfer->dtype);
+    transfer->timeout_s = timeout_s;
+    transfer->has_other_senders = has_other_senders != 0;
+    if (group->traces()) [[unlikely]]
+      transfer->site = find_call_site();
+    {
+      PythonHost host;
+      if (transfer->num_bytes >= kGilFreeBytes) host.blocking();
+      group->post(transfer, host);
+    }
+    work_of(object.get()).transfer = std::move(transfer);
+    return object.release();
+  });
 }
 
 bool goes_on(const TransferWork& work) { return work.transfer && !work.transfer->done; }
@@ -109,7 +108,7 @@ void deallocate(PyObject* object) {
 
 PyObject* wait_at_most(PyObject* self, double limit_s) {
   TransferWork& work = work_of(self);
-  try {
+  return or_python_error([&] {
     bool is_complete;
     {
       PythonHost host;
@@ -117,11 +116,7 @@ PyObject* wait_at_most(PyObject* self, double limit_s) {
       is_complete = work.caller.group.wait(*work.transfer, host, limit_s);
     }
     return PyBool_FromLong(is_complete);
-  } catch (const Failure& failure) {
-    set_python_error(failure);
-  } catch (const Interrupted&) {  // its Python error is set already
-  }
-  return nullptr;
+  });
 }
 
 PyObject* is_completed(PyObject* self, PyObject*) {
