@@ -77,9 +77,11 @@ std::byte* ProcessGroup::room_for_plain(const Plan& plan) {
   if (num_bytes > plain_room_bytes_) {
     plain_room_.reset(new (std::nothrow) std::byte[num_bytes]);
     plain_room_bytes_ = plain_room_ ? num_bytes : 0;
-    if (!plain_room_)
-      throw Failure(ErrorKind::driver, "no memory for the " + std::to_string(num_bytes) +
-                                           " bytes of a result before it is quantised");
+    if (!plain_room_)  // the others may wait in this call already
+      group_->fail(ErrorKind::driver,
+                   "rank " + std::to_string(rank_) + " has no memory for the " +
+                       std::to_string(num_bytes) + " bytes of a result before it is quantised",
+                   uint64_t{1} << rank_);
   }
   return plain_room_.get();
 }
@@ -331,8 +333,8 @@ void ProcessGroup::poison(const std::string& message) {
 }
 
 void ProcessGroup::fail(ErrorKind kind, const std::string& text, uint64_t ranks) {
-  Host host;
-  const Turn turn(*this, host);
+  refuse_child();
+  const std::lock_guard pads(pads_mutex_);
   require_usable();
   group_->fail(kind, text, ranks);
 }

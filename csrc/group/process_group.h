@@ -159,7 +159,8 @@ class ProcessGroup {
   void poison(const std::string& message);  // gives up: every rank's next call or wait raises this
   // The same from any thread, at once: a call that waits in another thread raises it, too.
   void abort(const std::string& reason);
-  // Make this the group's verdict, unless it has one, and throw the one that holds.
+  // Make this the group's verdict, unless it has one, and throw the one that holds. From any
+  // thread.
   [[noreturn]] void fail(ErrorKind kind, const std::string& text, uint64_t ranks);
   // The ranks that go on after the group has broken, as bits (bootstrap/agreement.py).
   void hold_parts(uint64_t ranks);  // publishes the ranks whose parts of the next group it has

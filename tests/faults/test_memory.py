@@ -2,13 +2,86 @@
 """Ranks that have no memory for what a call or transfer needs beside the tensors."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 
 import fastcoll
-from tests.faults.test_resources import little_memory
-from tests.support.harness import Attempt, Pool, Rank, attempt
+from tests.faults.test_resources import LIMIT_S, SOON_S, little_memory
+from tests.support.backends import COMPILE_S, TorchGroup, on_torch
+from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
+
+NUMEL = 1 << 26  # of which no byte is touched
+
+
+def strided_without_memory(rank: Rank, what: str) -> list[Attempt]:
+    """Rank 1 has no memory for the copy that travels in place of a strided tensor.
+
+    Returns:
+        The errors of the call or transfer, and of the next call.
+    """
+    group, sends = rank.comm, rank.rank == 1
+    if not isinstance(group, TorchGroup):
+        group = group.new_group(timeout_s=3 * LIMIT_S)
+    tensor = torch.ones(1).expand(NUMEL) if what == "sent" else torch.empty(2 * NUMEL)[::2]
+    if rank.rank != 1:
+        tensor = torch.empty(NUMEL)
+    if what == "received":
+        sends = not sends
+    start = partial(group.isend if sends else group.irecv, tensor, 1 - rank.rank)
+    if what == "reduced":
+        start = partial(group.all_reduce, tensor, async_op=True)
+    elif rank.rank == 2:
+        start = partial(group.barrier, async_op=True)
+    with little_memory(2) if rank.rank == 1 else nullcontext():
+        return [attempt(lambda: start().wait()), attempt(group.barrier)]
+
+
+def check_who_had_no_memory(found: list[list[Attempt]]) -> None:
+    own = found[1][0]
+    assert own.kind == "RuntimeError" and "allocate memory" in own.text, own
+    for one in (one for rows in found for one in rows if one is not own):
+        assert (one.kind, one.ranks) == ("PeerLostError", (1,)), one
+        assert "rank 1 gave " in one.text and "allocate memory" in one.text, one
+        assert one.seconds < SOON_S, one
+
+
+@pytest.mark.parametrize("nodes", ["", "ab", "aab"])
+@pytest.mark.parametrize("what", ["sent", "received", "reduced"])
+def test_a_strided_tensor_without_memory(
+    fresh_pool: Callable[..., Pool], nodes: str, what: str
+) -> None:
+    pool = fresh_pool(len(nodes) or 2, Setup(nodes=nodes))
+    check_who_had_no_memory(pool.run(strided_without_memory, what))
+
+
+@pytest.mark.native
+@pytest.mark.timeout(2 * COMPILE_S)
+@pytest.mark.parametrize("what", ["sent", "received", "reduced"])
+def test_a_strided_tensor_of_torchs_without_memory(
+    compiled_pools: Callable[[int], Pool], what: str
+) -> None:
+    check_who_had_no_memory(compiled_pools(2).run(on_torch, strided_without_memory, what))
+
+
+def quantised_without_memory(rank: Rank) -> list[Attempt]:
+    """Rank 1 has no memory for the sums that a known call quantises."""
+    group = rank.comm.new_group(timeout_s=3 * LIMIT_S)
+    rows = torch.ones(1 << 14, 1 << 11)
+    codes, scales = torch.empty(rows.shape, dtype=torch.int8), torch.empty(rows.shape[0])
+    group.all_reduce(rows)  # of which the plan is known from here on
+    with little_memory(2) if rank.rank == 1 else nullcontext():
+        call = partial(group.all_reduce, rows, out=codes, then=fastcoll.RMSNorm(scales=scales))
+        return [attempt(call), attempt(group.barrier)]
+
+
+def test_a_known_call_without_memory(fresh_pool: Callable[..., Pool]) -> None:
+    for one in (one for rows in fresh_pool(2).run(quantised_without_memory) for one in rows):
+        assert one.kind == "DriverError" and "rank 1 has no memory" in one.text, one
+        assert one.seconds < SOON_S, one
 
 
 def batch_without_memory(rank: Rank) -> list[Attempt]:

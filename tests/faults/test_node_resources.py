@@ -1,52 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of several nodes that are refused memory or descriptors in a transfer, or for a group."""
+"""Ranks of several nodes that are refused descriptors in a transfer, or for a group."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from tests.faults.test_resources import LIMIT_S, SOON_S, few_descriptors, little_memory
+from tests.faults.test_resources import LIMIT_S, SOON_S, few_descriptors
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
-
-NUMEL = 1 << 26  # of which no byte is touched
-
-
-def strided_without_memory(rank: Rank, what: str) -> list[Attempt]:
-    """Rank 1 has no memory for the copy that travels in place of a strided tensor.
-
-    Returns:
-        The errors of the call or transfer, and of the next call.
-    """
-    group, sends = rank.comm.new_group(timeout_s=3 * LIMIT_S), rank.rank == 1
-    tensor = torch.ones(1).expand(NUMEL) if what == "sent" else torch.empty(2 * NUMEL)[::2]
-    if rank.rank == 0:
-        tensor = torch.empty(NUMEL)
-    if what == "received":
-        sends = not sends
-    start = partial(group.isend if sends else group.irecv, tensor, 1 - rank.rank)
-    if what == "reduced":
-        start = partial(group.all_reduce, tensor, async_op=True)
-    with little_memory(2) if rank.rank == 1 else nullcontext():
-        return [attempt(start().wait), attempt(group.barrier)]
-
-
-@pytest.mark.parametrize("what", ["sent", "received", "reduced"])
-def test_a_strided_tensor_between_nodes_without_memory(
-    fresh_pool: Callable[..., Pool], what: str
-) -> None:
-    [told, then], [own, then_too] = fresh_pool(2, Setup(nodes="ab")).run(
-        strided_without_memory, what
-    )
-    assert own.kind == "RuntimeError" and "allocate memory" in own.text, own
-    for one in (told, then, then_too):
-        assert (one.kind, one.ranks) == ("PeerLostError", (1,)), one
-        assert "rank 1 gave " in one.text and "allocate memory" in one.text, one
-        assert one.seconds < SOON_S, one
-
 
 THREE = torch.ones(3)
 # The calls that connect to another node, and so few descriptors that just the connection fails.

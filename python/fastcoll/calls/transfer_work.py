@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fastcoll.calls.arrays import Array, copy_back, count_writes, dense_copy
+from fastcoll.calls.giving_up import give_up
 from fastcoll.calls.modes import hidden_from_modes
 from fastcoll.calls.tensors import check_one_device
 from fastcoll.calls.transfers import (
@@ -80,6 +81,13 @@ class StridedTransferWork(TransferWork):
         return [self._kept[0].source]
 
 
+def describe(transfer: Transfer) -> str:
+    """Return the name of a transfer, as "send to rank 1, tag 0"."""
+    way = "send to" if transfer.sends else "recv from"
+    peer = "any rank" if transfer.peer == ANY else f"rank {transfer.peer}"
+    return f"{way} {peer}, tag {transfer.tag}"
+
+
 def post(
     group: _C.Group,
     transfer: Transfer,
@@ -129,9 +137,7 @@ class TransferBetween(QueuedWork):
         def keep_peer() -> None:
             self._peer = run()
 
-        way = "send to" if transfer.sends else "recv from"
-        peer = "any rank" if transfer.peer == ANY else f"rank {transfer.peer}"
-        super().__init__(keep_peer, [transfer.array.source], f"{way} {peer}, tag {transfer.tag}")
+        super().__init__(keep_peer, [transfer.array.source], describe(transfer))
         self._device = transfer.array.device
         self._peer = transfer.peer
         self._on_interrupt = on_interrupt
@@ -231,7 +237,11 @@ class Transfers:
 
     def post(self, transfer: Transfer) -> TransferWork:
         """Start one of the CPU's memory that is waited for soon: only that wait moves it on."""
-        return post(self._group, transfer)
+        try:
+            return post(self._group, transfer)
+        except BaseException as error:
+            give_up(self._group, describe(transfer), error)
+            raise
 
 
 _C.set_transfer_work(TransferWork)

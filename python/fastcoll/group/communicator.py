@@ -27,8 +27,9 @@ from fastcoll.bootstrap.farewell import KINDS
 from fastcoll.bootstrap.identity import shared_cpus
 from fastcoll.bootstrap.join import Peers
 from fastcoll.bootstrap.shrink import shrink
+from fastcoll.calls.giving_up import give_up
 from fastcoll.calls.group import BaseGroup
-from fastcoll.calls.group_calls import CheckedCall, GpuCall
+from fastcoll.calls.group_calls import AnyOperands, CheckedCall, GpuCall
 from fastcoll.calls.limits import call_limit_s
 from fastcoll.calls.pool import before_end
 from fastcoll.calls.recorder import VerbStats, stats_of
@@ -46,7 +47,7 @@ from fastcoll.memory.region import create_arena, create_region, require_descript
 from fastcoll.memory.symmetric import tensor_on
 from fastcoll.native import _C
 from fastcoll.text import say, say_once
-from fastcoll.types import FROM_TORCH, Numerics, SingleCopy
+from fastcoll.types import FROM_TORCH, Numerics, SingleCopy, Verb
 
 _SHORT_WAITS = (
     "the ranks compute with more OpenMP threads than their {cpus} CPUs; the threads that wait for "
@@ -126,8 +127,15 @@ class Communicator(_C.Group, BaseGroup):
         for call, operands in calls:
             limit_s = call_limit_s(call.timeout_s)
             plan = self.planner.plan(call, operands)
-            runs.append(partial(operands.carry_out, self, plan, limit_s))
+            runs.append(partial(self._carry_out, operands, plan, limit_s))
         return runs[0] if len(runs) == 1 else partial(_run_all, runs)
+
+    def _carry_out(self, operands: AnyOperands, plan: _C.Plan, limit_s: float) -> None:
+        try:
+            operands.carry_out(self, plan, limit_s)
+        except BaseException as error:
+            give_up(self, f"{Verb(plan.verb).name}({operands.dtype.name})", error)
+            raise
 
     def _issue_on_gpus(self, calls: Sequence[GpuCall], async_op: bool) -> Work | None:
         return self._gpus.issue(calls, async_op)

@@ -68,6 +68,9 @@ class LocalTransfers(Transfers):
             work = post(self._group, transfer, LocalWork, StridedLocalWork)
         except FastcollError as error:
             raise self._verdict(error) from error
+        except BaseException as error:
+            self._give_up(transfer, error)
+            raise
         assert isinstance(work, _LocalTransfer)
         work._transfer, work._transfers = transfer, self
         return work
@@ -91,10 +94,12 @@ class LocalTransfers(Transfers):
         except FastcollError as error:
             raise self._verdict(error) from error
         except BaseException as error:
-            peer = ANY if transfer.peer == ANY else self.ranks[transfer.peer]
-            name = self._ends.name(transfer.sends, peer, transfer.tag)
-            self._ends.give_up(name, error)
+            self._give_up(transfer, error)
             raise
+
+    def _give_up(self, transfer: Transfer, error: BaseException) -> None:
+        peer = ANY if transfer.peer == ANY else self.ranks[transfer.peer]
+        self._ends.give_up(self._ends.name(transfer.sends, peer, transfer.tag), error)
 
     def _verdict(self, error: FastcollError) -> FastcollError:
         """Return the whole group's error for an error of the node, which ends the group."""
