@@ -58,13 +58,16 @@ def test_a_strided_tensor_without_memory(
     check_who_had_no_memory(pool.run(strided_without_memory, what))
 
 
-@pytest.mark.native
-@pytest.mark.timeout(2 * COMPILE_S)
+COMPILED = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
+
+
+@pytest.mark.parametrize("pools", ["bare_pools", pytest.param("compiled_pools", marks=COMPILED)])
 @pytest.mark.parametrize("what", ["sent", "received", "reduced"])
 def test_a_strided_tensor_of_torchs_without_memory(
-    compiled_pools: Callable[[int], Pool], what: str
+    request: pytest.FixtureRequest, pools: str, what: str
 ) -> None:
-    check_who_had_no_memory(compiled_pools(2).run(on_torch, strided_without_memory, what))
+    pool = request.getfixturevalue(pools)(2)
+    check_who_had_no_memory(pool.run(on_torch, strided_without_memory, what))
 
 
 def quantised_without_memory(rank: Rank) -> list[Attempt]:
