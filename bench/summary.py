@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parent / "results"
 MACHINES = {
     "xeon-amx-2core": "Intel Xeon with AMX: AVX-512",
     "xeon-emr-2core": "Intel Xeon with AMX, model 207 (rows and coded elements alone)",
-    "xeon-icx-2core": "Intel Xeon, Ice Lake: AVX-512 (all_reduce, choices, and verbs in C alone)",
+    "xeon-icx-2core": "Intel Xeon, Ice Lake: AVX-512 (not measured: verbs in Python, vLLM, hosts)",
     "epyc-zen5-2core": "AMD EPYC, Zen 5: AVX-512 (all_reduce, choices, and verbs in C alone)",
     "epyc-zen4-2core": "AMD EPYC, Zen 4: AVX-512",
     "epyc-zen3-2core": "AMD EPYC, Zen 3: AVX2",
