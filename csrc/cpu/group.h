@@ -272,7 +272,7 @@ class Group {
   bool yield_until(int peer, const Awaited& awaited);
   void spread();
   bool sleep(int peer, const Awaited& awaited);  // whether a peer may have ended it
-  void check_peers(int peer, const Awaited& awaited, const WaitedTime& waited);
+  void patrol(int peer, const Awaited& awaited, const WaitedTime& waited);
 
   FASTCOLL_HOT void require_done(uint64_t segment) {
     for (int peer = 0; peer < world_size(); ++peer) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The slow side of waiting. A rank spins on if peers come soon (patience.h), yields unless others
-// want the CPU (company.h), and sleeps. Every millisecond it looks for the reason
-// (check_peers). A wait ends by its word, by the group's verdict, by the program or by its limit.
+// want the CPU (company.h), and sleeps. Every millisecond it looks for the reason (patrol). A wait
+// ends by its word, by the group's verdict, by the program or by its limit.
 #pragma once
 
 #include <sched.h>
@@ -82,7 +82,7 @@ void Group<P>::wait_long(int peer, const Awaited& awaited) {
       if (!is_noted) note_wait(start_us);
       is_noted = true;
       waited.until(time_us);
-      check_peers(peer, awaited, waited);
+      patrol(peer, awaited, waited);
       next_patrol_us = time_us + kPatrolUs;
     }
     is_awake = sleep(peer, awaited);
@@ -111,7 +111,7 @@ bool Group<P>::sleep(int peer, const Awaited& awaited) {
 }
 
 template <class P>
-void Group<P>::check_peers(int peer, const Awaited& awaited, const WaitedTime& waited) {
+void Group<P>::patrol(int peer, const Awaited& awaited, const WaitedTime& waited) {
   // A peer may have given its part and ended the group since my last look.
   if (P::load_acquire(me_->poison.value) && !met(awaited)) check();
   for (int other = 0; other < world_size(); ++other) {

@@ -313,7 +313,7 @@ class PointToPoint {
   // ---- failure (p2p_failure.h) ----------------------------------------------------------------
   void fail_all(const std::exception_ptr& error);
   // Looks for a reason why nothing moves, and ends all open transfers if there is one.
-  void check_peers(int64_t time_us);
+  void patrol(int64_t time_us);
   std::string name(const Transfer& transfer) const;
   void look_for_loss(Transfer& transfer);
   // Advance it by what its peer left here: messages that it sent, marks for those that it took.

@@ -19,7 +19,7 @@ void PointToPoint<P>::fail_all(const std::exception_ptr& error) {
 }
 
 template <class P>
-void PointToPoint<P>::check_peers(int64_t time_us) {
+void PointToPoint<P>::patrol(int64_t time_us) {
   if (closed_) return;
   looked_.reset();
   try {

@@ -88,7 +88,7 @@ bool PointToPoint<P>::look_around(Host& host, int64_t& next_patrol_us, bool move
   if (host.interrupted()) return interrupt(host.interruption());
   if (moves) return true;
   const std::lock_guard guard(mutex_);
-  check_peers(time_us);
+  patrol(time_us);
   return true;
 }
 

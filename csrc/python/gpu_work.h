@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fastcoll._C.GpuWork: the quick part of the handle of an asynchronous call or transfer on a GPU.
-// Programs get one of its heirs, classes in gpu/work.py. As with torch's own handles the current
+// Programs get one of its subclasses, in gpu/work.py. As with torch's own handles the current
 // stream waits, not the program.
 #pragma once
 

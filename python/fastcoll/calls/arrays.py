@@ -73,11 +73,11 @@ def view(array: object, name: str, *, gpu: bool = False) -> ArrayView:
         return _view_dlpack(array, name)
     raise UsageError(
         f"{name} must be a torch tensor or a NumPy array, not {type(array).__name__}: "
-        f"{_suggestion(array, name)}"
+        f"{_suggest_call(array, name)}"
     )
 
 
-def _suggestion(array: object, name: str) -> str:
+def _suggest_call(array: object, name: str) -> str:
     """Return what a program can do with an object that is no array here."""
     if is_foreign(array):
         return f"this call takes none on a GPU; pass a copy on the CPU, as {name}.get() of CuPy"

@@ -255,10 +255,10 @@ def _count_calls() -> None:
     """Let a compiled group tell its sequence number: torch asks its own backends only."""
     for method in ("_set_sequence_number_for_group", "_get_sequence_number_for_group"):
         if torchs := getattr(ProcessGroup, method, None):  # torch 2.14 has no "_set"
-            setattr(ProcessGroup, method, _asks_fastcoll(method, torchs))
+            setattr(ProcessGroup, method, _prefer_fastcoll(method, torchs))
 
 
-def _asks_fastcoll(method: str, torchs: Any) -> Any:
+def _prefer_fastcoll(method: str, torchs: Any) -> Any:
     @wraps(torchs)
     def ask(self: ProcessGroup) -> Any:
         backends: list[Any] = [self._get_backend(device) for device in self._device_types]

@@ -90,7 +90,7 @@ def through_dispatcher(
         The handle, as `carry_out` returns it; that of a mode which makes no call of it.
     """
     watcher = _Lowest(lambda *args, **kwargs: carry_out(group, *args, **kwargs), args, kwargs)
-    with _pushed_below_all(watcher):
+    with _push_below_all(watcher):
         work: TorchWork | None = getattr(_shown(group), method)(*args, **kwargs)
     return watcher.work if watcher.has_run else work
 
@@ -105,7 +105,7 @@ def _shown(group: BaseProcessGroup) -> Any:
 
 
 @contextmanager
-def _pushed_below_all(mode: TorchDispatchMode) -> Iterator[None]:
+def _push_below_all(mode: TorchDispatchMode) -> Iterator[None]:
     """Put a mode below those that are set; torch's own stay below all others by their kind."""
     above = [_pop_torch_dispatch_stack(None) for _ in range(_len_torch_dispatch_stack())]
     _push_on_torch_dispatch_stack(mode)
