@@ -22,7 +22,7 @@ STEPS = {
     "exchange": "fastcoll.bootstrap.exchange.StoreExchange.gather",
     "connections": "fastcoll.bootstrap.rendezvous.Listener.connect",
     "call": "fastcoll.bootstrap.rendezvous._call",
-    "greeting": "fastcoll.bootstrap.rendezvous._greet",
+    "greeting": "fastcoll.bootstrap.rendezvous._send_token",
     "reply": "fastcoll.bootstrap.rendezvous._read_reply",
     "descriptors": "fastcoll.bootstrap.mesh.Mesh.exchange_fds",
     "region": "fastcoll.api.making.create_region",
