@@ -17,7 +17,7 @@ from tests.support.draw import VERBS
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 from tests.support.sites import TORCH
 from tests.torch import test_limits as limits
-from tests.torch.test_torch_works import OP_TYPES, told_of_calls
+from tests.torch.test_torch_works import OP_TYPES, describe_works
 
 FreshPool = Callable[[int, Setup], Pool]
 WORLD = 4
@@ -49,7 +49,7 @@ def test_lists_transfers_and_objects(fresh_pool: FreshPool) -> None:
     assert site.run(in_any_order, 1) == [[]] * WORLD
     check_from_anybody(site.run(from_anybody)[0])
     check_every_verb(site.run, WORLD, weights_only=False)
-    assert site.run(told_of_calls) == [[OP_TYPES] * 2] * WORLD
+    assert site.run(describe_works) == [[OP_TYPES] * 2] * WORLD
 
 
 @pytest.mark.slow

@@ -225,7 +225,7 @@ OP_TYPES = {
 }
 
 
-def told_of_calls(rank: Rank) -> list[dict[str, tuple[int, bool]]]:
+def describe_works(rank: Rank) -> list[dict[str, tuple[int, bool]]]:
     """Return what each verb's Work says of its call, first without a plan, then of a known one."""
     me, world = rank.rank, rank.world_size
     part, whole = torch.ones(4), torch.ones(4 * world)
@@ -258,5 +258,5 @@ def told_of_calls(rank: Rank) -> list[dict[str, tuple[int, bool]]]:
 
 
 def test_what_a_handle_tells_of_its_call(backend_pools: Pools) -> None:
-    for turns in backend_pools(2).run(on_backend, "fastcoll", told_of_calls):
+    for turns in backend_pools(2).run(on_backend, "fastcoll", describe_works):
         assert turns == [OP_TYPES] * 2
