@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "cpu/company.h"
+#include "cpu/pair_channel.h"
 #include "layout.h"
 
 namespace fastcoll {

@@ -35,6 +35,7 @@
 #include <vector>
 
 #include "cpu/group.h"
+#include "cpu/pair_channel.h"
 #include "cpu/patience.h"
 #include "cpu/single_copy.h"
 #include "cpu/status.h"

@@ -3,7 +3,7 @@
 
 #include <unistd.h>
 
-#include "layout.h"
+#include "cpu/pair_channel.h"
 #include "memory/memfd.h"
 
 namespace fastcoll {

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "layout.h"
+#include "cpu/pair_channel.h"
 
 // In the order of kWordNames. `none`: not a word, or nothing.
 enum class Which {
