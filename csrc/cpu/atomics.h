@@ -93,6 +93,7 @@ struct StdAtomics {
   static constexpr bool kChecksCalls = true;
   static constexpr bool kChecksDone = true;
   static constexpr bool kAwaitsReaders = true;     // of a message that is read where it lies
+  static constexpr bool kLeavesKeptBays = true;    // to the receiver, until its answer comes
   static constexpr bool kChecksPlaces = true;      // that peers publish, before their use
   static constexpr bool kChainsStamps = true;      // a call's stamp depends on all calls before
   static constexpr bool kClaimsSegments = true;    // of a schedule, before their first step

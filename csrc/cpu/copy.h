@@ -38,6 +38,13 @@ struct CopyWays {
   // chunks both CPUs would copy both messages twice. By turns on a Xeon, 1 MiB each way took 150 us
   // in chunks and takes 118, 16 MiB 2.8 and 1.8 ms. At 256 KiB it is 30 and 28 us.
   size_t exchanged = size_t{256} << 10;
+  // Both are measured on an Ice Lake Xeon alone, and so are Intel's only. A rank writes its next
+  // message to a peer where it has read one (p2p_bays.h). On a Zen 4 lines that the peer's cache
+  // holds take long to write.
+  bool answers_in_place = false;
+  // The line of a message's number is fetched while its bytes are copied. Of 64 bytes an exchange
+  // took 0.37 us without, and takes 0.32.
+  bool fetches_ahead = false;
 };
 
 constexpr size_t kLeastByVectors = 2048;  // glibc takes "rep movsb" from 2112 bytes on
@@ -46,6 +53,7 @@ inline CopyWays copy_ways_of_this_cpu() {
   CopyWays ways;
 #if defined(__x86_64__)
   __builtin_cpu_init();
+  ways.answers_in_place = ways.fetches_ahead = __builtin_cpu_is("intel");
   if (!__builtin_cpu_is("amd")) return ways;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   __get_cpuid(1, &eax, &ebx, &ecx, &edx);
@@ -126,6 +134,13 @@ inline void copy_past_caches(void* dst, const void* src, size_t num_bytes) {
   _mm_sfence();  // orders such stores before the signal after which peers read
 #else
   copy_bytes(dst, src, num_bytes);  // other CPUs see by themselves that whole lines are written
+#endif
+}
+
+// Fetch the line of a word that is written soon, and that another core may have read.
+inline void fetch_to_write([[maybe_unused]] void* word) {
+#if defined(__x86_64__)  // CPUs without the instruction skip it
+  if (copy_ways.fetches_ahead) asm volatile("prefetchw %0" ::"m"(*static_cast<std::byte*>(word)));
 #endif
 }
 

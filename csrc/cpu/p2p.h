@@ -14,8 +14,8 @@
 //
 // Tried without gain: smaller chunks for sends of a few (slower). The first free place for each
 // message was up to a fifth slower, as it takes a look at the peer's line each time. Fetching the
-// lines of the next bay, before there is a message for it, was slower as well. Asking for a
-// message's lines at once, rather than for one after the other, gained nothing.
+// lines of the next bay, before there is a message for it, was slower as well. A receiver gained
+// nothing by asking for a message's lines at once, rather than for one after the other.
 #pragma once
 
 #include <sched.h>
@@ -35,6 +35,7 @@
 #include <vector>
 
 #include "cpu/group.h"
+#include "cpu/p2p_bays.h"
 #include "cpu/pair_channel.h"
 #include "cpu/patience.h"
 #include "cpu/single_copy.h"
@@ -50,6 +51,7 @@ class PointToPoint {
       : group_(group),
         span_bytes_(std::min(P::kPairSpanBytes, PairChannel::span_bytes(group.world_size()))),
         patience_(group.world_size(), group.options().num_cpus) {
+    bays_.fill(Bays(span_bytes_));
     const auto& regions = group.options().regions;
     const int rank = group.rank(), world_size = group.world_size();
     for (int peer = 0; peer < world_size; ++peer) {
@@ -181,8 +183,6 @@ class PointToPoint {
   static constexpr int64_t kLingerUs = 20000;
   static constexpr int64_t kSleepUs = 20000;      // as Group's
   static constexpr int64_t kShortSleepUs = 2000;  // without membarrier
-  // The least bytes of a bay that a message takes: less gains nothing more.
-  static constexpr size_t kLeastTurnBytes = size_t{4} << 10;
   // Below this a call of the kernel costs more than it saves the sender.
   static constexpr size_t kLeastCopiedBytes = size_t{64} << 10;
   // Time for a rank that has just sent a message to begin its wait, before the receiver copies
@@ -254,19 +254,20 @@ class PointToPoint {
   }
   void finish(Transfer& transfer) { transfer.done.store(true, std::memory_order_release); }
   bool advance_send(Transfer& transfer, std::bitset<kMaxWorld>& must_queue);
-  // Where a message that has its place and number lies, if all of it comes with the offer.
-  template <class Channel>
-  auto room(Channel& channel, const Transfer& transfer) const
-      -> decltype(&channel.messages[0].payload[0]) {
-    const int place = transfer.place;
-    if (transfer.num_bytes <= Message::kPayloadBytes) return channel.messages[place].payload;
-    const size_t bay_bytes = span_bytes_ / PairChannel::kBays;
-    const size_t most_bytes = std::min(PairChannel::kBayBytes, bay_bytes / 2);  // room for two
-    if (place >= PairChannel::kBays || transfer.num_bytes > most_bytes) return nullptr;
-    const size_t turn = transfer.number / PairChannel::kBays;
-    const size_t turn_bytes = std::bit_ceil(std::max(transfer.num_bytes, kLeastTurnBytes));
-    return spans(channel) + size_t(place) * bay_bytes + turn * turn_bytes % bay_bytes;
+  // Whether all of a message, whose location is known, comes with the offer.
+  static bool comes_with_offer(const Transfer& transfer) {
+    return transfer.num_bytes <= Message::kPayloadBytes || (transfer.location & Bays::kAnyBay) != 0;
   }
+  // Where such a message lies. from, to: the channels of its sender and its receiver.
+  template <class Channel>
+  static auto room(Channel& from, Channel& to, const Transfer& transfer)
+      -> decltype(&from.messages[0].payload[0]) {
+    if (transfer.location == 0) return from.messages[transfer.place].payload;
+    Channel& owner = transfer.location & Message::kInBay ? from : to;
+    return spans(owner) + Bays::offset_of(transfer.location);
+  }
+  // Choose the location of a message that has its place and number.
+  uint64_t locate(const Transfer& transfer, const PairChannel& channel, const PairChannel& back);
   // A message longer than the span writes lines again anyway. It takes a short ring, which stays in
   // the caches. By turns on a Zen 3, an exchange of 16 MiB took 4.3 ms in the whole span, and takes
   // 3.7 ms. Chunks of two messages are never in flight at a time, so their rings may differ.
@@ -282,9 +283,9 @@ class PointToPoint {
     return reinterpret_cast<decltype(&channel.messages[0].payload[0])>(&channel + 1);
   }
   // Put the message where the peer sees it. False while all places hold messages not taken yet.
-  bool offer(Transfer& transfer, PairChannel& channel, const PairChannel& back);
-  // The places whose messages are taken, as bits.
-  uint32_t find_free(const PairChannel& channel, const PairChannel& back) const;
+  bool offer(Transfer& transfer, PairChannel& channel, PairChannel& back);
+  // The places whose messages the peer has taken, as bits. Their bays are free again, too.
+  uint32_t find_free(int peer, const PairChannel& channel, const PairChannel& back);
   bool advance_receive(Transfer& transfer);
   // Whether I send a message, too, and both are so large that each is to be copied once.
   bool is_exchanged(const Transfer& receive) const;
@@ -294,7 +295,7 @@ class PointToPoint {
   bool is_patient(const Transfer& transfer) const {
     return transfer.matched_us != 0 && movers_[size_t(transfer.peer)] != &transfer;
   }
-  bool copy_out(Transfer& transfer, const Message& message, PairChannel& back);
+  bool copy_out(Transfer& transfer, PairChannel& back);
   bool taken(Transfer& transfer, PairChannel& back);
   size_t next_chunk(const Transfer& transfer) const {
     return std::min(PairChannel::kChunkBytes, transfer.num_bytes - transfer.moved_bytes);
@@ -338,7 +339,8 @@ class PointToPoint {
   std::array<PairChannel*, kMaxWorld> mine_{}, theirs_{};
   // As sender, by receiver: places that are free, as bits. Others may be free by now, too.
   std::array<uint32_t, kMaxWorld> free_{};
-  static constexpr uint32_t kPlacesWithBays = (uint32_t{1} << PairChannel::kBays) - 1;
+  std::array<Bays, kMaxWorld> bays_;  // shared with each peer
+  static constexpr uint32_t kUsualPlaces = (uint32_t{1} << PairChannel::kUsualPlaces) - 1;
   static_assert(PairChannel::kMessages <= 32);
   std::array<int, kMaxWorld> expected_{};  // as receiver, by sender: where its next message may lie
   std::array<uint64_t, kMaxWorld> offered_{};  // to me, by sender, when this pass looked

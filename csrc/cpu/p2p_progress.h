@@ -59,20 +59,20 @@ bool PointToPoint<P>::pass(bool again) {
 
 template <class P>
 bool PointToPoint<P>::advance_send(Transfer& transfer, std::bitset<kMaxWorld>& must_queue) {
-  PairChannel& channel = *mine_[size_t(transfer.peer)];       // I send in mine,
-  const PairChannel& back = *theirs_[size_t(transfer.peer)];  // the peer answers in its own
+  PairChannel& channel = *mine_[size_t(transfer.peer)];  // I send in mine,
+  PairChannel& back = *theirs_[size_t(transfer.peer)];   // the peer answers in its own
   if (transfer.state == Transfer::State::fresh) {
     if (must_queue[size_t(transfer.peer)] || !offer(transfer, channel, back)) {
       must_queue[size_t(transfer.peer)] = true;
       return false;
     }
-    if (room(channel, transfer)) finish(transfer);
+    if (comes_with_offer(transfer)) finish(transfer);
     return true;
   }
   const bool is_granted = P::load_relaxed(back.granted.value) == transfer.number;
   if (transfer.is_copied && !is_granted) {
     // A later message may have had the place since I looked.
-    const uint64_t taken = P::load_acquire(back.taken[transfer.place]);
+    const uint64_t taken = P::load_acquire(back.taken[transfer.place]) & ~PairChannel::kKept;
     if (P::kAwaitsReaders && int64_t(taken - transfer.number) < 0) return false;
     finish(transfer);
     return true;
@@ -101,24 +101,24 @@ bool PointToPoint<P>::advance_send(Transfer& transfer, std::bitset<kMaxWorld>& m
 }
 
 template <class P>
-bool PointToPoint<P>::offer(Transfer& transfer, PairChannel& channel, const PairChannel& back) {
+bool PointToPoint<P>::offer(Transfer& transfer, PairChannel& channel, PairChannel& back) {
   // The peer writes `taken`, so each look costs a fetch of its line: one for several messages.
   uint32_t& free = free_[size_t(transfer.peer)];
-  if ((free & kPlacesWithBays) == 0) free = find_free(channel, back);
+  if ((free & kUsualPlaces) == 0) free = find_free(transfer.peer, channel, back);
   if (free == 0) return false;
   transfer.place = std::countr_zero(free);
   free &= free - 1;
   transfer.number = channel.offered.value + 1;
   Message& message = channel.messages[transfer.place];
+  fetch_to_write(&message);
+  transfer.location = locate(transfer, channel, back);
+  if (comes_with_offer(transfer))
+    staging_copy_(room(channel, back, transfer), transfer.data, transfer.num_bytes);
+  else transfer.is_copied = transfer.location != 0;
   message.numel = transfer.numel;
   message.tag_and_dtype = uint64_t(transfer.tag) | uint64_t(transfer.dtype) << 32 |
                           (transfer.is_awaited ? Message::kWaited : 0);
-  if (std::byte* bytes = room(channel, transfer))
-    staging_copy_(bytes, transfer.data, transfer.num_bytes);
-  else
-    transfer.is_copied = may_copy_ && transfer.num_bytes >= kLeastCopiedBytes &&
-                         readable_.covers(transfer.data, transfer.num_bytes);
-  message.address = transfer.is_copied ? uint64_t(uintptr_t(transfer.data)) : 0;
+  message.location = transfer.location;
   if (group_.options().traces) [[unlikely]]
     write_site<P>(channel.sites[transfer.place], transfer.site);
   transfer.state = Transfer::State::offered;
@@ -128,10 +128,32 @@ bool PointToPoint<P>::offer(Transfer& transfer, PairChannel& channel, const Pair
 }
 
 template <class P>
-uint32_t PointToPoint<P>::find_free(const PairChannel& channel, const PairChannel& back) const {
+uint64_t PointToPoint<P>::locate(const Transfer& transfer, const PairChannel& channel,
+                                 const PairChannel& back) {
+  const size_t num_bytes = transfer.num_bytes;
+  if (num_bytes <= Message::kPayloadBytes) return 0;
+  Bays& bays = bays_[size_t(transfer.peer)];
+  if (bays.fits(num_bytes)) {
+    if (const uint64_t location = bays.claim(transfer.place, transfer.number, num_bytes))
+      return location;
+    find_free(transfer.peer, channel, back);
+    if (const uint64_t location = bays.claim(transfer.place, transfer.number, num_bytes))
+      return location;
+  }
+  const bool is_copied =
+      may_copy_ && num_bytes >= kLeastCopiedBytes && readable_.covers(transfer.data, num_bytes);
+  return is_copied ? uint64_t(uintptr_t(transfer.data)) : 0;
+}
+
+template <class P>
+uint32_t PointToPoint<P>::find_free(int peer, const PairChannel& channel, const PairChannel& back) {
   uint32_t free = 0;
-  for (int i = 0; i < PairChannel::kMessages; ++i)
-    if (channel.messages[i].number == P::load_acquire(back.taken[i])) free |= uint32_t{1} << i;
+  for (int i = 0; i < PairChannel::kMessages; ++i) {
+    const uint64_t taken = P::load_acquire(back.taken[i]);
+    if (channel.messages[i].number != (taken & ~PairChannel::kKept)) continue;
+    free |= uint32_t{1} << i;
+    bays_[size_t(peer)].note_taken(i, P::kLeavesKeptBays && (taken & PairChannel::kKept) != 0);
+  }
   return free;
 }
 
@@ -140,21 +162,21 @@ bool PointToPoint<P>::advance_receive(Transfer& transfer) {
   if (transfer.state == Transfer::State::fresh && !match(transfer)) return false;
   PairChannel& back = *mine_[size_t(transfer.peer)];
   const PairChannel& channel = *theirs_[size_t(transfer.peer)];
-  const Message& message = channel.messages[transfer.place];
-  if (const std::byte* bytes = room(channel, transfer)) {
-    copy_bytes(transfer.data, bytes, transfer.num_bytes);
+  if (comes_with_offer(transfer)) {
+    copy_bytes(transfer.data, room<const PairChannel>(channel, back, transfer), transfer.num_bytes);
     return taken(transfer, back);
   }
   Transfer*& mover = movers_[size_t(transfer.peer)];
-  if (message.address != 0 && mover != &transfer) {
+  if (transfer.location != 0 && mover != &transfer) {
     if (is_exchanged(transfer)) {
       transfer.is_copied = true;
-    } else if (!transfer.is_copied && !comes_in_chunks(transfer, message, mover != nullptr)) {
+    } else if (!transfer.is_copied &&
+               !comes_in_chunks(transfer, channel.messages[transfer.place], mover != nullptr)) {
       const int64_t most_us = kPatienceUs + int64_t(transfer.num_bytes / kPatienceBytes);
       if (looks_again_ && !mover && now_us() - transfer.matched_us < most_us) return false;
       transfer.is_copied = true;
     }
-    if (transfer.is_copied) return copy_out(transfer, message, back);
+    if (transfer.is_copied) return copy_out(transfer, back);
   }
   const bool grants = !mover;  // which its sender may sleep for
   if (grants) {
@@ -199,10 +221,10 @@ bool PointToPoint<P>::is_exchanged(const Transfer& receive) const {
 }
 
 template <class P>
-bool PointToPoint<P>::copy_out(Transfer& transfer, const Message& message, PairChannel& back) {
+bool PointToPoint<P>::copy_out(Transfer& transfer, PairChannel& back) {
   const size_t most_bytes = open_.size() > 1 ? kSharedCopyBytes : kCopyBytes;
   const size_t num_bytes = std::min(most_bytes, transfer.num_bytes - transfer.moved_bytes);
-  read_private(group_, transfer.peer, message.address + transfer.moved_bytes,
+  read_private(group_, transfer.peer, transfer.location + transfer.moved_bytes,
                transfer.data + transfer.moved_bytes, num_bytes, [&] { return name(transfer); });
   transfer.moved_bytes += num_bytes;
   return transfer.moved_bytes < transfer.num_bytes || taken(transfer, back);
@@ -210,7 +232,11 @@ bool PointToPoint<P>::copy_out(Transfer& transfer, const Message& message, PairC
 
 template <class P>
 bool PointToPoint<P>::taken(Transfer& transfer, PairChannel& back) {
-  P::arrive(back.taken[transfer.place], transfer.number);
+  const bool has_peer = transfer.peer != group_.rank();
+  const bool is_kept = (transfer.location & Bays::kAnyBay) != 0 &&
+                       bays_[size_t(transfer.peer)].note_read(
+                           transfer.location, has_peer && copy_ways.answers_in_place);
+  P::arrive(back.taken[transfer.place], transfer.number | (is_kept ? PairChannel::kKept : 0));
   finish(transfer);
   return true;
 }
@@ -292,11 +318,17 @@ void PointToPoint<P>::claim(Transfer& transfer, int peer, int place, uint64_t nu
                     at_site(transfer.site),
                 uint64_t{1} << peer | uint64_t{1} << group_.rank());
   claimed_[size_t(peer)][size_t(place)] = number;
-  expected_[size_t(peer)] = (place + 1) % PairChannel::kBays;
+  expected_[size_t(peer)] = (place + 1) % PairChannel::kUsualPlaces;
   transfer.peer = peer;
   transfer.place = place;
   transfer.number = number;
   transfer.state = Transfer::State::moving;
-  if (message.address != 0) transfer.matched_us = now_us();
+  transfer.location = transfer.num_bytes > Message::kPayloadBytes ? message.location : 0;
+  if (transfer.location & Bays::kAnyBay) {
+    if (!bays_[size_t(peer)].is_inside(transfer.location, transfer.num_bytes))
+      group_.fail_damaged(name(transfer), peer, "a message in no bay");
+  } else if (transfer.location != 0) {
+    transfer.matched_us = now_us();
+  }
 }
 }  // namespace fastcoll

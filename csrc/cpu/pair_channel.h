@@ -18,8 +18,11 @@ struct alignas(4 * kLineBytes) Message {  // offered by the owner; `number` is s
   uint64_t numel;
   uint64_t tag_and_dtype;  // tag (32) | dtype (8) | kWaited if its sender is about to wait for it
   static constexpr uint64_t kWaited = uint64_t{1} << 40;
-  // Of a large message that the receiver may copy out of the sender's process; 0: it may not.
-  uint64_t address;
+  // Where the bytes lie: an offset in the sender's bays, or in the receiver's; or the address in
+  // the sender's process of a large message that the receiver may copy. 0: in `payload`, or in
+  // chunks.
+  uint64_t location;
+  static constexpr uint64_t kInBay = uint64_t{1} << 62, kInPeersBay = uint64_t{1} << 63;
   std::byte payload[kPayloadBytes];  // all of a small message
 };
 static_assert(sizeof(Message) == 256);
@@ -28,7 +31,8 @@ struct alignas(4096) PairChannel {
   static constexpr int kMessages = 32;  // offered at once; more wait with their sender
   static constexpr int kChunks = 16;    // in flight: many, as ranks that share a CPU take turns
   static constexpr size_t kChunkBytes = size_t{32} << 10;
-  static constexpr int kBays = 8;                        // beside the first places
+  static constexpr int kUsualPlaces = 8;  // taken by turns; the others once those are in use
+  static constexpr int kBays = 8;
   static constexpr size_t kBayBytes = size_t{64} << 10;  // of a message in a bay, at most
   // Chunks take a span by turns, and bays another one. A line that the receiver's cache still holds
   // takes long to write again. On a Zen 4 64 KiB take 9 us, and 2 us after 2 MiB of others.
@@ -45,10 +49,11 @@ struct alignas(4096) PairChannel {
   // Written by the owner as receiver, from the peer.
   Word granted;                           // number of the message whose chunks shall come now
   Word received;                          // chunks received so far
-  alignas(64) uint64_t taken[kMessages];  // number of the message last taken from each place
+  alignas(64) uint64_t taken[kMessages];  // number of the message last taken from each place, and
+  static constexpr uint64_t kKept = uint64_t{1} << 63;  // whether the receiver keeps its bay
   SiteText sites[kMessages];  // where the program sent each message; only in a group that traces
 };
-// Behind a channel lie the spans of its bays (messages beside their places) and of its chunks.
+// Behind a channel lie the spans of its bays (p2p_bays.h) and of its chunks.
 constexpr size_t channel_bytes(int world_size) {
   return sizeof(PairChannel) + 2 * PairChannel::span_bytes(world_size);
 }

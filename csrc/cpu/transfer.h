@@ -31,6 +31,7 @@ struct Transfer {
   enum class State { fresh, offered, moving } state = State::fresh;
   int place = 0;            // of the message in the sender's channel
   uint64_t number = 0;      // of the message
+  uint64_t location = 0;    // of the message's bytes, as `Message` has it
   uint64_t seen = 0;        // offers looked through, in vain
   bool is_awaited = false;  // its starter waits for it next
   bool is_copied = false;   // sends: the receiver may copy it; receives: it does

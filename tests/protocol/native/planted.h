@@ -50,7 +50,7 @@ struct Atomics : fastcoll::StdAtomics {
                : seen;
   }
   static inline bool kChecksDone = true, kAwaitsReaders = true, kChainsStamps = true,
-                     kClaimsSegments = true, kLooksAfterCopies = true;
+                     kClaimsSegments = true, kLooksAfterCopies = true, kLeavesKeptBays = true;
   static inline int kLines = StdAtomics::kLines, kSlots = StdAtomics::kSlots;
 };
 
@@ -71,6 +71,7 @@ inline bool plant(const std::string& name) {
       {"unawaited_readers", {&Atomics::kAwaitsReaders, false}},
       {"unawaited_receiver", {&Atomics::kAwaitsReaders, false}},
       {"unchained_stamps", {&Atomics::kChainsStamps, false}},
+      {"written_kept_bays", {&Atomics::kLeavesKeptBays, false}},
       {"unclaimed_segments", {&Atomics::kClaimsSegments, false}},
       {"unwatched_copies", {&Atomics::kLooksAfterCopies, false}},
   };

@@ -178,7 +178,10 @@ CASES = [
         for side in ("release", "acquire")
         for word in PAIRS
     ),
-    Case("test_p2p", "plain", ("unawaited_receiver", "200", "2"), "FAILED|WRONG"),
+    *(
+        Case("test_p2p", "plain", (variant, "200", "2"), "FAILED|WRONG")
+        for variant in ("unawaited_receiver", "written_kept_bays")
+    ),
     Case(
         "test_moves", "address", ("unchecked_places",), "AddressSanitizer|runtime error|Assertion"
     ),

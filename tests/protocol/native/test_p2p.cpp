@@ -64,7 +64,7 @@ std::vector<Planned> draw(std::mt19937_64& random, int world_size) {
       const uint64_t most_count = are_many ? 2 * PairChannel::kMessages : 4;
       for (uint64_t count = random() % most_count; count > 0; --count)
         all.push_back({src, dst, uint32_t(random() % 2),
-                       random() % (kMost[random() % (are_many ? 3 : 5)] + 1), random()});
+                       random() % (kMost[random() % (are_many ? 4 : 5)] + 1), random()});
     }
   return all;
 }
@@ -152,6 +152,7 @@ int run_all(uint64_t num_seeds, double timeout_s, uint64_t first) {
     std::mt19937_64 random(seed);
     const int world_size = 1 + int(random() % 4);
     const std::vector<Planned> all = draw(random, world_size);
+    copy_ways.answers_in_place = seed % 4 != 3;
     const size_t region_bytes = mapped_bytes(world_size);
     const Memory memory = zeroed_pages(size_t(world_size) * region_bytes);
     const auto regions = regions_in(memory, world_size, region_bytes);
