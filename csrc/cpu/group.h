@@ -150,7 +150,7 @@ class Group {
     return slot(rank(), segment_idx);
   }
   std::byte* slot(int peer, uint64_t segment_idx) {
-    return peers_[peer].scratch + slots_.offset_bytes(segment_idx);
+    return peers_[slots_.owner(peer, segment_idx)].scratch + slots_.offset_bytes(segment_idx);
   }
   // Fills a claimed slot.
   StagingCopy<P>& staging_copy() { return staging_copy_; }
@@ -363,7 +363,7 @@ FASTCOLL_HOT void Group<P>::begin(const Plan& plan, Staging staging, Host& host,
   }
   first_segment_ = next_segment_;
   next_segment_ += staging.num_segments;
-  slots_.begin(staging, first_segment_);
+  slots_.begin(staging, first_segment_, world_size());
   first_segments_[call_ % kDepth] = first_segment_;
   if constexpr (P::kChecksCalls) write_descriptor();
   // Line call % kDepth was last used by call - kDepth. All ranks must have finished that call: then

@@ -8,6 +8,10 @@
 // fits a cache. Measured by turns on a Zen 4, whose L2 has 1 MiB: with 8 slots a reduce_scatter of
 // 64 KiB takes 1.4 times as long. Behind a barrier it took 1.9 times as long. An all_reduce takes
 // few slots and gains nothing.
+//
+// Two ranks may change scratch with each round of the slots instead (CopyWays::answers_in_place):
+// each writes its message of up to kMostChangedBytes where it has read the peer's in the round
+// before. The places in a slot stay the same then.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/copy.h"
 #include "layout.h"
 
 namespace fastcoll {
@@ -41,13 +46,14 @@ template <class P>
 class Slots {
  public:
   // ---- a call, from begin to end. Its segments are numbered from first_segment on ---------------
-  void begin(const Staging& staging, uint64_t first_segment) {
+  void begin(const Staging& staging, uint64_t first_segment, int world_size) {
     first_segment_ = first_segment;
     first_turn_ = next_turn_;
     if (!staging.stages) return;
     take(staging.num_segments);
     place_bytes_ = staging.place_bytes();
     in_few_slots_ = staging.in_few_slots;
+    changes_ = world_size == 2 && copy_ways.answers_in_place && place_bytes_ <= kMostChangedBytes;
   }
   // As many segments as the call turned out to have.
   void take(uint64_t num_segments) { next_turn_ = first_turn_ + num_segments; }
@@ -62,8 +68,10 @@ class Slots {
   size_t slot(uint64_t k) const { return slot_of(first_turn_ + k) % P::kSlots; }
   // Where it begins in a rank's scratch. It owns its whole slot, wherever in the slot it lies.
   size_t offset_bytes(uint64_t k) const {
-    return slot(k) * kSlotBytes + (first_turn_ + k) / P::kSlots * place_bytes_ % kSlotBytes;
+    return slot(k) * kSlotBytes + (changes_ ? 0 : round(k) * place_bytes_ % kSlotBytes);
   }
+  // Whose scratch a rank's segment lies in.
+  int owner(int rank, uint64_t k) const { return changes_ && round(k) % 2 != 0 ? 1 - rank : rank; }
   // The `done` that every rank must have reached before any rank writes it: behind the last segment
   // in its slot.
   uint64_t done_before(uint64_t k) const {
@@ -74,6 +82,9 @@ class Slots {
   uint64_t done_before_next() const { return done_with_[next_turn_ % kNumSlots]; }
 
  private:
+  static constexpr size_t kMostChangedBytes = size_t{64} << 10;  // of a segment
+
+  uint64_t round(uint64_t k) const { return (first_turn_ + k) / P::kSlots; }
   uint64_t num_slots() const { return in_few_slots_ ? kFewSlots : kNumSlots; }
   size_t slot_of(uint64_t turn) const {
     return in_few_slots_ ? turn % kFewSlots : turn % kNumSlots;  // constants: no slow division
@@ -84,6 +95,7 @@ class Slots {
   uint64_t next_turn_ = 0;
   size_t place_bytes_ = kSlotBytes;
   bool in_few_slots_ = false;
+  bool changes_ = false;                         // two ranks' scratch, with each round
   std::array<uint64_t, kNumSlots> done_with_{};  // the end of each slot's last segment
 };
 

@@ -311,6 +311,40 @@ void count_calls() {
   require(waited_us >= 1000 && waited_us <= now_us() - start_us, "how long a rank waited");
 }
 
+// Two ranks write small segments where they have read the peer's a round before. Other segments lie
+// in their rank's own scratch, at another place in each round while they leave room in the slot.
+void change_scratch() {
+  const struct {
+    bool answers;
+    int world_size;
+    size_t num_bytes;
+    bool changes;
+  } cases[] = {
+      {true, 2, 1, true},          {true, 2, 64 << 10, true}, {true, 2, (64 << 10) + 1, false},
+      {true, 3, 4096, false},      {true, 1, 4096, false},    {false, 2, 4096, false},
+      {true, 2, kSlotBytes, false}};
+  for (const auto& one : cases) {
+    const bool usual = std::exchange(copy_ways.answers_in_place, one.answers);
+    Slots<P> slots;
+    size_t last_offset = 0;
+    for (uint64_t round = 0; round < 8; ++round)
+      for (uint64_t call = 0; call < kNumSlots; ++call) {
+        slots.begin({1, one.num_bytes}, round * kNumSlots + call, one.world_size);
+        for (int rank = 0; rank < one.world_size; ++rank)
+          require_equal(slots.owner(rank, 0), one.changes && round % 2 ? 1 - rank : rank, "whose");
+        require_equal(slots.slot(0), call, "a slot");
+        const size_t offset = slots.offset_bytes(0);
+        if (call == 0 && round > 0) {
+          const bool is_same = one.changes || one.num_bytes == kSlotBytes;
+          require_equal(offset == last_offset, is_same, "the place of the round before");
+        }
+        if (call == 0) last_offset = offset;
+        slots.end();
+      }
+    copy_ways.answers_in_place = usual;
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -322,6 +356,7 @@ int main() {
   claim_behind_few_slots();
   claim_behind_many_segments();
   take_more_segments();
+  change_scratch();
   place_tensors();
   note_calls();
   write_entries();
