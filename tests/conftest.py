@@ -86,12 +86,21 @@ def own_pools() -> Iterator[harness.Pools]:
         yield result
 
 
+def start_nodes(nodes: str) -> harness.Pool:
+    return harness.Pool(len(nodes), harness.Setup(nodes=nodes))
+
+
 @pytest.fixture(scope="session")
 def clusters() -> Iterator[harness.Pools]:
     """`clusters("aab")` is the session's pool of ranks 0 and 1 on node a and rank 2 on node b."""
-    with closing(
-        harness.Pools(lambda nodes: harness.Pool(len(nodes), harness.Setup(nodes=nodes)))
-    ) as result:
+    with closing(harness.Pools(start_nodes)) as result:
+        yield result
+
+
+@pytest.fixture(scope="module")
+def own_clusters() -> Iterator[harness.Pools]:
+    """The same for one file alone, as groups that broke are left behind in them."""
+    with closing(harness.Pools(start_nodes)) as result:
         yield result
 
 

@@ -244,6 +244,47 @@ def test_lists_that_differ(pools: Pools, verb: str, name: str) -> None:
     assert len({row[0].text for row in rows}) == 1
 
 
+@pytest.mark.parametrize("nodes", ["ab", "aab"])
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_lists_that_differ_over_nodes(
+    own_clusters: Pools, nodes: str, name: str, verb: str
+) -> None:
+    usual, odd, _ = DIFFERENCES[name]
+    rows = own_clusters(nodes).run(disagree, verb, usual, odd)
+    for row in rows:
+        assert [one.kind for one in row] == ["DesyncError"] * 3, row
+        assert all(one.seconds < LATE_S for one in row)
+        assert re.search(r"lists differ: .* tensors with sizes #\d+ on rank", row[0].text), row[0]
+    assert len({row[0].text for row in rows}) == 1
+
+
+def separate_calls_there(rank: Rank) -> list[Attempt]:
+    """The last rank makes a call of each tensor: the same sums, in the same order."""
+    group = rank.comm.new_group(timeout_s=15)
+    tensors = [torch.ones(3), torch.ones(40_000)]
+
+    def one_by_one() -> None:
+        for tensor in tensors:
+            group.all_reduce(tensor)
+
+    is_odd = rank.rank == rank.world_size - 1
+    attempts = [attempt(one_by_one if is_odd else lambda: group.all_reduce_coalesced(tensors))]
+    attempts.append(attempt(group.barrier))
+    group.close()
+    return attempts
+
+
+@pytest.mark.parametrize("nodes", ["ab", "aab"])
+def test_a_list_is_not_its_tensors_over_nodes(own_clusters: Pools, nodes: str) -> None:
+    last = len(nodes) - 1
+    for row in own_clusters(nodes).run(separate_calls_there):
+        assert [one.kind for one in row] == ["DesyncError"] * 2, row
+        words = rf"lists differ: 2 tensors with sizes #\d+ on .*, no list on rank {last}\."
+        assert re.search(words, row[0].text), row[0].text
+        assert "numel=3, numerics=same_bits, of 2 tensors with sizes #" in row[0].text
+
+
 def no_list_there(rank: Rank) -> Attempt:
     group = rank.comm.new_group(timeout_s=15)
     tensor = torch.ones(12)

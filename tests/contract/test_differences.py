@@ -10,7 +10,6 @@ CPU is no such site: it has no kernels that could compare calls.
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -20,7 +19,7 @@ import torch
 from tests.proofs import LIBRARY
 from tests.support.calls import BARRIER, REDUCTIONS, ROOTED, Call
 from tests.support.draw import VERBS
-from tests.support.harness import LATE_S, OVER, Attempt, Pool, Pools, Rank, Setup, attempt
+from tests.support.harness import LATE_S, OVER, Attempt, Pools, Rank, attempt
 from tests.support.perform import make_plain
 from tests.support.sites import Site, in_new_group, without_gpu
 
@@ -94,13 +93,6 @@ def check_each_field(site: Site, verb: str, numel: int) -> None:
         for odd_ranks in odd_ranks_of(site, before):
             rows = site.pool.run(site.in_new_group, disagree, case, odd_ranks, before % 3)
             check(case, odd_ranks, rows)
-
-
-@pytest.fixture(scope="module")
-def own_clusters() -> Iterator[Pools]:
-    """Ranks on nodes for this file alone, as groups that broke are left behind in them."""
-    with closing(Pools(lambda nodes: Pool(len(nodes), Setup(nodes=nodes)))) as result:
-        yield result
 
 
 def odd_ranks_of(site: Site, turn: int) -> list[list[int]]:

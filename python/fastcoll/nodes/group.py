@@ -152,7 +152,7 @@ class HierarchicalCommunicator(BaseGroup):
                 self._count(call.verb.name, operands.numel * ITEMSIZE[operands.dtype])
                 if isinstance(operands, ListOperands):  # the tensors of a list go one by one
                     for one in operands.tensors:
-                        self._run(call, one)
+                        self._run(call, one, operands.splits)
                 else:
                     self._run(call, operands)
 
@@ -205,21 +205,21 @@ class HierarchicalCommunicator(BaseGroup):
     def await_native(self) -> None:
         """Part of the queue's interface: nothing is queued elsewhere."""
 
-    def _run(self, call: AnyCall, operands: Operands | PartsOperands) -> None:
+    def _run(self, call: AnyCall, operands: Operands | PartsOperands, of_list: int = 0) -> None:
         self.refuse_handler()
         with self._lock, self._watch.listening():
             self.check_host()
             self._sequence += 1
+            what = operands.numel, operands.root, operands.splits
             header = Header(
                 self._sequence,
                 call.verb,
                 operands.dtype,
                 operands.op,
-                operands.numel,
-                operands.root,
-                operands.splits,
+                *what,
                 by_carrier(call, operands, self._settings, self._lanes),
                 wire=wire_of(operands),
+                of_list=of_list,
             )
             self._watch.begin(self._sequence, call.verb.name)
             limit_s = self._settings.limit_of(call.timeout_s)

@@ -20,9 +20,9 @@ from fastcoll.errors import DesyncError
 from fastcoll.nodes.arrays import WIRE_BLOCK, coded_bytes, partial_dtype
 from fastcoll.nodes.carriers.carrier import Started
 from fastcoll.nodes.lanes import Lanes
-from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, DType, Op, Verb, Wire
+from fastcoll.types import COUNTED, ITEMSIZE, REDUCTIONS, DType, Op, Verb, Wire, num_tensors
 
-_WORDS = struct.Struct("=QQQiBBBBBB")
+_WORDS = struct.Struct("=QQQQiBBBBBB")
 _HEADER_BYTES = 64
 # Bytes of all packets of a node together. Saving a second trip is worth that many. They take as
 # long as a trip on a link of 10 Gbit/s and 50 us, or of 1 Gbit/s and 0.5 ms. On longer links they
@@ -47,6 +47,7 @@ class Header:
     by_carrier: bool  # see `reductions.Reduction`
     on_gpus: bool = False
     wire: Wire = Wire.none
+    of_list: int = 0  # `splits` of the list of which this is a tensor
 
     def numbered(self, sequence: int) -> "Header":
         return replace(self, sequence=sequence)
@@ -56,6 +57,7 @@ class Header:
             self.sequence,
             self.numel,
             self.splits,
+            self.of_list,
             self.root,
             self.verb,
             self.dtype,
@@ -68,11 +70,11 @@ class Header:
 
     @staticmethod
     def unpack(data: bytes) -> "Header":
-        sequence, numel, splits, root, *codes = _WORDS.unpack_from(data)
+        sequence, numel, splits, of_list, root, *codes = _WORDS.unpack_from(data)
         verb, dtype, op, by_carrier, on_gpus, wire = codes
         kinds = Verb(verb), DType(dtype), Op(op)
         sides = bool(by_carrier), bool(on_gpus), Wire(wire)
-        return Header(sequence, *kinds, numel, root, splits, *sides)
+        return Header(sequence, *kinds, numel, root, splits, *sides, of_list)
 
     def describe(self) -> str:
         """Return the call as a line of text."""
@@ -92,6 +94,8 @@ class Header:
             words.append(f"wire={self.wire.name}")
         if self.on_gpus:
             words.append("on GPUs")
+        if self.of_list:
+            words.append(f"of {self._list()}")
         return f"{self.verb.name}({', '.join(words)}) #{self.sequence}"
 
     def facts(self) -> dict[str, str]:
@@ -108,7 +112,14 @@ class Header:
             "numerics": "fast" if self.by_carrier and reduces else "same_bits",
             "wire": self.wire.name,
             "device": "GPUs" if self.on_gpus else "CPUs",
+            "lists": self._list(),
         }
+
+    def _list(self) -> str:
+        """Return the list as csrc/plan.h describes it."""
+        if not (count := num_tensors(self.of_list)):
+            return "no list"
+        return f"{count} tensor{'s' * (count > 1)} with sizes #{self.of_list % 100000}"
 
     def given_bytes(self, world_size: int) -> int:
         """Return the bytes of each rank's input; in broadcast and scatter only the root has one."""
