@@ -2,6 +2,8 @@
 """Sends and receives over nodes: failures, and many tags; contract/test_p2p.py has the others."""
 
 import gc
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from fastcoll.nodes.transfers import channels
-from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 LIMIT_S = 3.0
 Clusters = Callable[[str], Pool]
@@ -106,6 +108,26 @@ def test_a_connection_that_can_not_be_made_is_no_late_peer(fresh_pool: FreshPool
     for one in cluster(fresh_pool).run(makes_no_carrier):
         assert (one.kind, one.ranks) == ("PeerLostError", (0, 1)), one
         assert "one of ranks [0, 1] can't connect: no thread" in one.text, one
+
+
+def without_a_connection(rank: Rank, verb: str) -> Attempt | None:
+    """Rank 3 dies while rank 0, which shares no lane with it, waits for it; rank 1 is elsewhere."""
+    rank.comm.barrier()
+    if rank.rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank.rank == 1:
+        return None
+    return attempt(getattr(rank.comm, verb), torch.ones(1), 3 if rank.rank == 0 else 1)
+
+
+@pytest.mark.parametrize("verb", ["recv", "send"])
+def test_a_dead_rank_of_another_lane_is_named_soon(fresh_pool: FreshPool, verb: str) -> None:
+    """Rank 2 sees it, which waits for something else on its node."""
+    pool = fresh_pool(4, Setup(nodes="aabb", timeout_s=3 * LATE_S))
+    for found in [one.value for one in pool.outcomes(without_a_connection, verb)][0:3:2]:
+        assert (found.kind, found.ranks) == ("PeerLostError", (3,)), found
+        assert f"{verb} {'to' if verb == 'send' else 'from'} rank 3 with tag 0" in found.text
+        assert found.seconds < LATE_S
 
 
 # ---- many tags -----------------------------------------------------------------------------------

@@ -48,6 +48,9 @@ class Node:
     def check(self) -> None:
         pass
 
+    def peer_is_gone(self, peer: int) -> bool:
+        return False
+
     def abort(self, reason: str) -> None:
         self.is_broken = True
 

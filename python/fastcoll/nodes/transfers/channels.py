@@ -297,7 +297,7 @@ class Channel(InOrder):
             if time.monotonic() < next_look:
                 return
             next_look = time.monotonic() + _LONELY_S
-            if self._ends.has_lost(self.peer):
+            if self._ends.has_lost(self.peer) or self._ends.board.is_gone(self.peer):
                 raise self._ends.watch.await_verdict() or PeerLostError(
                     f"{self._name()} lost rank {self.peer}: its process ended or left the group",
                     [self.peer],

@@ -153,6 +153,14 @@ class Board:
             lambda: self._ignore_errors(lambda: self._store.set(f"at/{node}", str(sequence)))
         )
 
+    def tell_gone(self, rank: int) -> None:
+        """Write, in the background, that a rank's process ended or left the group."""
+        _run_beside(lambda: self._ignore_errors(lambda: self._store.set(f"gone/{rank}", "gone")))
+
+    def is_gone(self, rank: int) -> bool:
+        """Return whether a rank of its node told so, as far as the store answers."""
+        return bool(self.read(f"gone/{rank}"))
+
     def missing(self, num_nodes: int, sequence: int) -> list[int] | None:
         """Return the nodes with no entry for a call; None if the store does not answer."""
 

@@ -40,6 +40,8 @@ from fastcoll.nodes.verdict.board import Board, error_from_text, text_of_error
 # A wait this long says so on the board, and looks there for a verdict. That is rare enough for a
 # store that serves a thousand nodes, and lets a rank see an error well within a second.
 _LONG_S = 0.05
+# How often a rank that waits looks whether ranks of its node are gone.
+_ROLL_CALL_S = 0.5
 # How long a rank that lost a connection or timed out waits for a better-informed rank's error.
 GRACE_S = 1.0
 # The time from a rank's timeout until its node knows, if the store does not answer. The rank
@@ -68,6 +70,8 @@ class Watch:
         self._board = board
         self._process = os.getpid()
         self._next_look = 0.0
+        self._next_roll_call = 0.0
+        self._told_gone: set[int] = set()  # ranks of this node
         self._callers: set[int] = set()  # threads that are in a call
         self._moment: Deadline | None = None  # that a later call's verdict leaves this call
 
@@ -180,15 +184,26 @@ class Watch:
         """Return the verdict that ends a wait; one of a later call leaves it a moment to end.
 
         Each rank that is in a later call has given this one its data, and its messages before it.
-        They may be on the way.
+        They may be on the way. Every wait asks for the verdict. So this rank also tells here which
+        ranks of its node are gone: who waits for them elsewhere may have no connection to them.
         """
         if self.error:
             return self.error
+        ignore_errors(self._tell_gone)  # a group that is closed has no peers
         verdict = self._board.verdict()
         if verdict is None or self._board.verdict_sequence <= self.sequence:
             return verdict
         self._moment = self._moment or Deadline(GRACE_S)
         return verdict if self._moment.passed() else None
+
+    def _tell_gone(self) -> None:
+        if (now := time.monotonic()) < self._next_roll_call:
+            return
+        self._next_roll_call = now + _ROLL_CALL_S
+        for local, rank in enumerate(self._node_map.nodes[self._node]):
+            if rank not in self._told_gone and self._node_group.peer_is_gone(local):
+                self._told_gone.add(rank)
+                self._board.tell_gone(rank)
 
     def await_verdict(self) -> FastcollError | None:
         """Wait a moment for the verdict of a better-informed rank."""
