@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fastcoll.errors import FastcollError
-from fastcoll.nodes.transfers import listening
+from fastcoll.nodes.carriers import given_up
 from fastcoll.nodes.transfers.staged import Way
 from tests.nodes.test_node_transfers import Clusters, FreshPool, cluster
 from tests.support.harness import LATE_S, Attempt, Rank, attempt
@@ -121,14 +121,14 @@ def test_two_threads_that_close(fresh_pool: FreshPool) -> None:
     assert cluster(fresh_pool, "ab").run(close_in_two_threads) == [(1, True)] * 2
 
 
-class Listening:
-    """A closed channel's header that may come, and its carrier."""
+class Carrier:
+    """A carrier whose transfers have ended since it was given up."""
 
     def __init__(self) -> None:
         self.num_regained = 0
         self.at_look: Callable[[], object] = lambda: None
 
-    def is_completed(self) -> bool:
+    def is_over(self) -> bool:
         self.at_look()
         return True
 
@@ -139,18 +139,20 @@ class Listening:
         self.num_regained += 1
 
 
+def leave(carrier: Any) -> None:
+    given_up.give_up(carrier, torch.zeros(4))
+    given_up.let_go()
+
+
 def test_a_handler_that_closes_a_group() -> None:
     """It comes while the connections of another closed group are looked through."""
 
-    def keep(one: Any) -> None:
-        listening.keep_listening(torch.zeros(4), one, one)
-
     def check(number: int) -> bool:
-        first, second = Listening(), Listening()
-        has_step = interrupted(lambda: keep(first), lambda: keep(second), number, "listening")
-        keep(Listening())
+        first, second = Carrier(), Carrier()
+        has_step = interrupted(lambda: leave(first), lambda: leave(second), number, "given_up")
+        leave(Carrier())
         assert (first.num_regained, second.num_regained) == (1, int(has_step))
-        assert not listening._listening
+        assert not given_up._given_up
         return has_step
 
     within_deadline(lambda: at_each_step(check))
@@ -158,15 +160,15 @@ def test_a_handler_that_closes_a_group() -> None:
 
 def test_a_child_that_closes_a_group() -> None:
     """It is forked while another thread looks through such connections."""
-    looks, gate, header = threading.Event(), threading.Event(), torch.zeros(4)
-    one, other = cast(Any, Listening()), cast(Any, Listening())
+    looks, gate = threading.Event(), threading.Event()
+    one, other = Carrier(), Carrier()
 
     def look() -> None:
         looks.set()
         gate.wait()
 
     one.at_look = look
-    thread = threading.Thread(target=listening.keep_listening, args=(header, one, one))
+    thread = threading.Thread(target=leave, args=(one,))
     thread.start()
     looks.wait()
     child = os.fork()
@@ -174,7 +176,7 @@ def test_a_child_that_closes_a_group() -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(10)
         try:
-            listening.keep_listening(header, other, other)
+            leave(other)
         finally:
             os._exit(other.num_regained)
     gate.set()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fastcoll.nodes.carriers.mpi import MpiCarrier
+from fastcoll.nodes.carriers.mpi_progress import PROGRESS
 from tests.contract.test_differences import check_each_form
 from tests.nodes.everything import check_everything
 from tests.nodes.mpi_pool import MpiPool, require_open_mpi
@@ -137,6 +138,24 @@ def broken_pool(open_mpi: MakePool) -> Iterator[Pool]:
 
 def test_a_mismatch_between_nodes_is_seen(broken_pool: Pool) -> None:
     check_each_form(across("aabb").on(broken_pool), LARGE_SIZE)
+
+
+def polled_lanes(rank: Rank) -> tuple[list[str], int]:
+    """Lanes that are polled behind groups that this rank, or another one, has ended."""
+    before = len(PROGRESS._communicators)
+    kinds = []
+    for ends in range(2):
+        with rank.comm.new_group() as group:
+            group.barrier()
+            if rank.rank == ends:
+                group.abort()
+            kinds.append(attempt(group.barrier).kind)
+        rank.comm.barrier()
+    return kinds, len(PROGRESS._communicators) - before
+
+
+def test_a_lane_of_a_group_that_broke_is_not_polled(broken_pool: Pool) -> None:
+    assert broken_pool.run(polled_lanes) == [(["AbortedError"] * 2, 0)] * 4
 
 
 def until_broken(rank: Rank) -> Attempt:

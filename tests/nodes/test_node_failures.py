@@ -4,10 +4,12 @@
 That deaths, stops, late ranks and aborts do stands in faults/test_every_fault.py.
 """
 
+import gc
 import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -15,6 +17,7 @@ import torch
 
 import fastcoll
 from fastcoll.nodes import arguments
+from tests.nodes.test_node_transfers import num_threads
 from tests.support.harness import LATE_S, TIMEOUT_S, Attempt, Pool, Rank, Setup, attempt
 
 FreshPool = Callable[[int, Setup], Pool]
@@ -52,6 +55,56 @@ def test_what_is_told_within_a_call_has_its_limit(fresh_pool: FreshPool) -> None
         assert one.seconds < limit_s + LATE_S
 
 
+def other_sizes(rank: Rank, group: Any) -> Attempt:
+    return attempt(group.all_reduce, torch.ones(3 + (rank.rank == 0)))
+
+
+def other_messages(rank: Rank, group: Any) -> Attempt:
+    if rank.rank == 1:
+        return attempt(group.barrier)
+    verb = group.send if rank.rank == 0 else group.recv
+    return attempt(verb, torch.ones(3 + rank.rank), 2 - rank.rank)
+
+
+def aborts(rank: Rank, group: Any) -> Attempt:
+    """Rank 0 does, when the others wait for it: one of the other node, and one of its own."""
+    if rank.rank > 0:
+        return attempt(group.barrier)
+    time.sleep(0.1)
+    group.abort()
+    return attempt(group.check)
+
+
+def leaves(rank: Rank, group: Any) -> Attempt:
+    if rank.rank == 2:
+        group.close()
+    return attempt(group.barrier)
+
+
+def break_groups(rank: Rank, way: Callable[..., Attempt]) -> list[tuple[int, int]]:
+    """Return how many threads and descriptors the process has after each of ten groups."""
+    kept = []
+    for _ in range(10):
+        with rank.comm.new_group() as group:
+            group.all_reduce(torch.ones(3))
+            assert way(rank, group).kind
+        del group
+        gc.collect()
+        rank.comm.barrier()
+        kept.append((num_threads(), sum(1 for _ in Path("/proc/self/fd").iterdir())))
+    return kept
+
+
+@pytest.mark.parametrize(
+    "way", [other_sizes, other_messages, aborts, pytest.param(leaves, marks=pytest.mark.long)]
+)
+def test_groups_that_broke_leave_nothing_behind(fresh_pool: FreshPool, way: Any) -> None:
+    """But the last one, while a peer has still to leave it; a rank has two lanes here at most."""
+    for first, *_, last in cluster(fresh_pool, "aab").run(break_groups, way):
+        for before, after in zip(first, last, strict=True):
+            assert after <= before + 4, (first, last)
+
+
 class Deaf:
     """A transfer that never hears that it failed, if a later one of its lane could tell."""
 
@@ -65,7 +118,7 @@ class Deaf:
     def is_completed(self) -> bool:
         if not self._is_deaf and self._inner.is_completed():
             later = self.started[self.started.index(self) + 1 :]
-            self._is_deaf = not self._inner.is_success() and bool(later)
+            self._is_deaf = not self._inner.started.is_success() and bool(later)
             return not self._is_deaf
         return False
 

@@ -56,8 +56,8 @@ from fastcoll.nodes.verdict.watch import Watch, ignore_errors
 from fastcoll.text import error_in_words
 from fastcoll.types import ITEMSIZE
 
-# Arguments of calls that failed while a carrier still read them; gone with the process.
-_abandoned: list[object] = []
+# Groups that a forked child has closed; gone with the process.
+_inherited: list[object] = []
 
 
 class HierarchicalCommunicator(BaseGroup):
@@ -223,28 +223,26 @@ class HierarchicalCommunicator(BaseGroup):
             )
             self._watch.begin(self._sequence, call.verb.name)
             limit_s = self._settings.limit_of(call.timeout_s)
+            memory: list[object] = [operands]
             try:
                 self._lanes.begin(limit_s)
+                memory.append(arguments := Arguments(operands, call.verb, self.world_size))
                 carry_out(
                     self._lanes,
                     header,
-                    Arguments(operands, call.verb, self.world_size),
+                    arguments,
                     limit_s,
                     self._settings.numerics_of(call.numerics),
                     partial(gather_in_call, self._lanes),
                 )
             except FastcollError as error:
-                self._abandon(operands)
+                self._lanes.give_up(memory)
                 raise self._watch.fail(error) from error
             except BaseException as error:
-                self._abandon(operands)
+                self._lanes.give_up(memory)
                 gave_up = f"rank {self.rank} gave up {header.describe()}: {error_in_words(error)}"
                 self._watch.fail(PeerLostError(gave_up, [self.rank]))
                 raise
-
-    def _abandon(self, operands: Operands | PartsOperands) -> None:
-        _abandoned.append(operands)
-        self._lanes.abandon()
 
     def stats(self) -> dict[str, VerbStats]:
         self._refuse_closed()
@@ -377,7 +375,7 @@ class HierarchicalCommunicator(BaseGroup):
         if self._watch.is_inherited:
             self._closed = True
             self._lanes.abandon()  # in a child Gloo's end would wait for threads it has not
-            _abandoned.append(self)
+            _inherited.append(self)
         else:
             self.refuse_handler()
             self._leave()
@@ -392,8 +390,8 @@ class HierarchicalCommunicator(BaseGroup):
             return  # another thread closes it
         self._closed = True
         self._transfers.close()
-        if self._watch.error is None:
-            self._lanes.close(is_in_use=self._watch.is_in_call)
+        is_broken = self._watch.error is not None
+        self._lanes.close(is_broken=is_broken, is_in_use=self._watch.is_in_call)
         ignore_errors(self._node_group.close)
 
     def _where(self) -> str:

@@ -26,6 +26,7 @@ from fastcoll.calls.tensors import Call
 from fastcoll.errors import FastcollError
 from fastcoll.nodes.arrays import as_bytes, copy, split
 from fastcoll.nodes.carriers.carrier import Carrier, Started
+from fastcoll.nodes.carriers.given_up import give_up, let_go
 from fastcoll.nodes.verdict.watch import SPEAKING_S
 from fastcoll.types import REDUCE_OPS, Op, Verb
 
@@ -228,16 +229,25 @@ class Lanes:
         )
 
     def abandon(self) -> None:
-        """Give up transfers that may never end."""
+        """Keep the lanes for ever, in a forked child."""
         for carrier in self._carriers:
             carrier.abandon()
 
-    def close(self, *, is_in_use: bool = False) -> None:
-        """Leave the lanes; `is_in_use`: a call of another thread has still to end."""
+    def give_up(self, *memory: object) -> None:
+        """Give up transfers that may never end, and use this memory."""
         for carrier in self._carriers:
-            carrier.close()
+            give_up(carrier, *memory)
+
+    def close(self, *, is_broken: bool, is_in_use: bool) -> None:
+        """Leave the lanes of a group; `is_in_use`: a call of another thread has still to end."""
+        if is_broken:
+            self.give_up()
+        else:
+            for carrier in self._carriers:
+                carrier.close()
         if not is_in_use:
             self._carriers = ()  # a carrier's threads and connections go with its last reference
+        let_go()
 
     def by_lane(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         places = buffer.view(self.num_local, self.num_slots, -1)

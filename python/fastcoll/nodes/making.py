@@ -21,6 +21,7 @@ from fastcoll.calls.tensors import Call
 from fastcoll.errors import CollectiveTimeout, DriverError, FastcollError, PeerLostError
 from fastcoll.nodes.carriers import make_lane
 from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier
+from fastcoll.nodes.carriers.given_up import give_up, let_go
 from fastcoll.nodes.verdict.backoff import wait_until
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.nodes.verdict.store import PollingStore
@@ -81,6 +82,7 @@ def make_lanes(
         PeerLostError: A rank died, or gave up, or a connection broke.
     """
     node, local_rank = seat.node_map.places[seat.rank]
+    let_go()  # first: descriptors may be few
     making = _Making(own, seat, board, Deadline(limit_s), _Look(board, seat, node_group))
     try:
         making.report_arrival()
@@ -153,7 +155,7 @@ class _Making:
                 raise RuntimeError(f"no answer within {self.deadline.limit_s:g} s")
             greeting.wait()
         except BaseException as error:
-            made.abandon()
+            give_up(made)
             if isinstance(error, RuntimeError) and not isinstance(error, FastcollError):
                 raise CollectiveTimeout(f"init: a new connection between nodes: {error}") from error
             raise

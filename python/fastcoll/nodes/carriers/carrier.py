@@ -8,7 +8,7 @@ for them.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import ParamSpec, Protocol, TypeAlias
+from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch.distributed import Store
@@ -26,32 +26,48 @@ class Started(Protocol):
         """Wait; raises RuntimeError if something went wrong."""
 
 
-class Failed:
-    """A transfer that could not be started: its wait says why, as of any that fails."""
+class _Known:
+    """A transfer that its carrier knows of until it is seen to be over."""
 
-    def __init__(self, error: RuntimeError, *arguments: object) -> None:
-        self._error = error
-        self._arguments = arguments  # kept: a part of it may have been started
+    def __init__(self, known: "set[_Known]", arguments: object) -> None:
+        self.started: Started | None = None
+        self.error: RuntimeError | None = None
+        self.arguments: object = arguments  # kept where a part of it may have been started
+        self._known = known
+        known.add(self)
 
     def is_completed(self) -> bool:
-        return True
+        if self.started is not None and self.started.is_completed():
+            self._known.discard(self)
+        return self.started is None or self not in self._known
 
     def wait(self) -> object:
-        raise self._error
+        if self.started is None:
+            assert self.error is not None, "an interrupted start returns no transfer"
+            raise self.error
+        result = self.started.wait()
+        self._known.discard(self)
+        return result
 
 
 P = ParamSpec("P")
+C = TypeVar("C", bound="Carrier")
 
 
-def starting(start: Callable[P, Started]) -> Callable[P, Started]:
+def starting(
+    start: Callable[Concatenate[C, P], Started],
+) -> Callable[Concatenate[C, P], Started]:
     """Let an error of a start wait for `wait`, which makes it the error of the group."""
 
     @wraps(start)
-    def run(*args: P.args, **options: P.kwargs) -> Started:
+    def run(self: C, /, *args: P.args, **options: P.kwargs) -> Started:
+        known = _Known(self.known, (args, options))  # before: a signal may interrupt the start
         try:
-            return start(*args, **options)
+            known.started = start(self, *args, **options)
+            known.arguments = None
         except RuntimeError as error:
-            return Failed(error, args, options)
+            known.error = error
+        return known
 
     return run
 
@@ -59,13 +75,15 @@ def starting(start: Callable[P, Started]) -> Callable[P, Started]:
 class Carrier(ABC):
     """One lane: as many ranks as there are nodes, numbered like these.
 
-    All methods but `has_lost`, `abandon` and `close` are collective over the lane. Tensors are
-    contiguous, and stay untouched until the transfer is over. Each method that starts one is
-    `starting`.
+    Each method that starts a transfer is `starting`, and collective over the lane. Tensors are
+    contiguous, and stay untouched until the transfer is over.
     """
 
     # In `all_to_all` a node may give less than another one expects, but not nothing.
     accepts_short = False
+
+    def __init__(self) -> None:
+        self.known: set[_Known] = set()  # transfers that are not over, as far as is known
 
     @abstractmethod
     def reduces(self, dtype: DType, op: Op) -> bool:
@@ -101,9 +119,13 @@ class Carrier(ABC):
         del node
         return False
 
+    def is_over(self) -> bool:
+        """Return whether all transfers have ended, and none failed to start; from any thread."""
+        return all(one.started is not None and one.is_completed() for one in list(self.known))
+
     @abstractmethod
     def abandon(self) -> None:
-        """Let go of transfers that never end; the lane is of no use any more."""
+        """Let go of transfers that never end; the lane is of no use any more. See `give_up`."""
 
     def resume(self) -> None:
         """Take `abandon` back: all transfers have ended after all."""

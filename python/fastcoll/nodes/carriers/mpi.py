@@ -32,8 +32,6 @@ _OPS = {Op.SUM: "SUM", Op.PRODUCT: "PROD"}
 # How long a look polls before it gives up. The pauses between looks are made for carriers with a
 # thread of their own. Here a message takes many steps.
 _LOOK_S = 0.5e-3
-# Lanes with transfers that never end: MPI may still write there.
-_abandoned: list[object] = []
 
 
 @cache
@@ -109,9 +107,9 @@ class MpiCarrier(Carrier):
     accepts_short = True
 
     def __init__(self, mpi: Any, communicator: Any) -> None:
+        super().__init__()
         self._mpi = mpi
         self._communicator = communicator
-        self._open: list[_Transfer] = []
         PROGRESS.add(communicator)
 
     def reduces(self, dtype: DType, op: Op) -> bool:
@@ -159,9 +157,12 @@ class MpiCarrier(Carrier):
         )
         return self._started([request], tensor)
 
+    def is_over(self) -> bool:
+        """See `Carrier`; MPI is not asked, as it may be finalised."""
+        return not self.known
+
     def abandon(self) -> None:
         PROGRESS.remove(self._communicator)
-        _abandoned.append(self)
 
     def close(self) -> None:
         PROGRESS.remove(self._communicator)
@@ -174,10 +175,7 @@ class MpiCarrier(Carrier):
 
     def _started(self, requests: Sequence[Any], *tensors: torch.Tensor) -> _Transfer:
         PROGRESS.note_start()
-        transfer = _Transfer(self._mpi, requests, *tensors)
-        self._open = [one for one in self._open if not one.is_over]
-        self._open.append(transfer)
-        return transfer
+        return _Transfer(self._mpi, requests, *tensors)
 
 
 def mpi(store: Store, node: int, num_nodes: int, limit_s: float) -> Carrier:

@@ -41,6 +41,7 @@ class TorchCarrier(Carrier):
     """A process group of torch.distributed, of this lane alone."""
 
     def __init__(self, group: Any, sums: frozenset[DType], accepts_short: bool = False) -> None:
+        super().__init__()
         self.accepts_short = accepts_short
         self._group = group  # a ProcessGroup or a Backend; torch's stubs know half of either
         self._sums = sums

@@ -32,7 +32,7 @@ from fastcoll.calls.transfers import ANY, Transfer
 from fastcoll.calls.work import CallQueue
 from fastcoll.errors import CollectiveTimeout, DesyncError, FastcollError, PeerLostError, UsageError
 from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier, Started
-from fastcoll.nodes.transfers.listening import keep_listening
+from fastcoll.nodes.carriers.given_up import give_up, let_go
 from fastcoll.nodes.transfers.payloads import HostPayload, Payload, WaitFor
 from fastcoll.nodes.transfers.turns import Turns
 from fastcoll.nodes.verdict.backoff import wait_until
@@ -43,7 +43,7 @@ from fastcoll.nodes.verdict.watch import Watch
 from fastcoll.text import error_in_words
 from fastcoll.types import DType
 
-# Memory of others that a carrier may use after an error; gone with the process.
+# Memory that a GPU may use after an error; gone with the process.
 _abandoned: list[object] = []
 # How often a wait looks whether its peer is gone. Each look costs memory; see `Carrier.has_lost`.
 _LONELY_S = 1.0
@@ -194,11 +194,14 @@ class Channel(InOrder):
         carrier, self._carrier = self._carrier, None
         if carrier is not None and self._ends.watch.error is None:
             carrier.close()
+        elif carrier is not None:
+            give_up(carrier)
 
     def _keep_listening(self) -> None:
         if self._carrier is not None and self._header is not None:
-            keep_listening(*self._header, self._carrier)
+            give_up(self._carrier, self._header)
             self._carrier = None
+            let_go()
 
     __del__ = _keep_listening  # where a program drops its group without an end
 
@@ -249,7 +252,7 @@ class Channel(InOrder):
             if ends_carrier:
                 self._end_carrier(deadline)
         except Exception as error:
-            self._abandon(payload, self._header)
+            self._give_up(transfer, payload)
             self._fail(self._name(), error)
             raise
 
@@ -343,9 +346,10 @@ class Channel(InOrder):
         A connection may drop what is in flight when it goes. So a few that were ended are
         kept: what a receiver says last is there long before its connection goes.
         """
-        carrier, self._carrier = self._made(deadline), None
+        carrier = self._made(deadline)
         word = torch.zeros(1, dtype=torch.uint8, device="cpu")
         self._wait([carrier.broadcast(word, 1)], deadline)
+        self._carrier = None
         carrier.close()
         self._ends.ended.append(carrier)
         self._ends.sending.discard(self)
@@ -384,8 +388,9 @@ class Channel(InOrder):
     def _name(self) -> str:
         return self._ends.name(self.sends, self.peer, self._tag)
 
-    def _abandon(self, *memory: object) -> None:
-        _abandoned.append(memory)
+    def _give_up(self, transfer: Transfer, payload: Payload | None) -> None:
         if self._carrier is not None:
-            self._carrier.abandon()
+            give_up(self._carrier, payload, self._header)
+        if transfer.array.device >= 0:
+            _abandoned.append(payload)
         self._carrier = self._header = None
