@@ -39,8 +39,8 @@ struct CopyWays {
   // in chunks and takes 118, 16 MiB 2.8 and 1.8 ms. At 256 KiB it is 30 and 28 us.
   size_t exchanged = size_t{256} << 10;
   // Both are measured on an Ice Lake Xeon alone, and so are Intel's only. A rank writes its next
-  // message to a peer where it has read one (p2p_bays.h), and two ranks of a group stage so
-  // (slots.h): they have to agree on it. On a Zen 4 lines that the peer's cache holds take long to
+  // message to a peer where it has read one (p2p_bays.h). Two ranks of a group stage so, too
+  // (slots.h), and have to agree on it. On a Zen 4 lines that the peer's cache holds take long to
   // write.
   bool answers_in_place = false;
   // The line of a message's number is fetched while its bytes are copied. Of 64 bytes an exchange

@@ -18,9 +18,9 @@ struct alignas(4 * kLineBytes) Message {  // offered by the owner; `number` is s
   uint64_t numel;
   uint64_t tag_and_dtype;  // tag (32) | dtype (8) | kWaited if its sender is about to wait for it
   static constexpr uint64_t kWaited = uint64_t{1} << 40;
-  // Where the bytes lie: an offset in the sender's bays, or in the receiver's; or the address in
-  // the sender's process of a large message that the receiver may copy. 0: in `payload`, or in
-  // chunks.
+  // The place of its bytes. In a bay it is an offset in the bays of the sender, or of the receiver.
+  // A large message that the receiver may copy has its address in the sender's process. 0: the
+  // bytes lie in `payload`, or come in chunks.
   uint64_t location;
   static constexpr uint64_t kInBay = uint64_t{1} << 62, kInPeersBay = uint64_t{1} << 63;
   std::byte payload[kPayloadBytes];  // all of a small message

@@ -9,9 +9,9 @@
 // 64 KiB takes 1.4 times as long. Behind a barrier it took 1.9 times as long. An all_reduce takes
 // few slots and gains nothing.
 //
-// Two ranks may change scratch with each round of the slots instead (CopyWays::answers_in_place):
-// each writes its message of up to kMostChangedBytes where it has read the peer's in the round
-// before. The places in a slot stay the same then.
+// Two ranks may change scratch with each round of the slots instead (CopyWays::answers_in_place).
+// Each writes a segment of up to kMostChangedBytes where it has read the peer's a round before. The
+// places in a slot stay the same then.
 #pragma once
 
 #include <algorithm>

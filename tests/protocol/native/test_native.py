@@ -24,7 +24,7 @@ LONE = "tests/protocol/native/lone_world.cpp"
 ON_SYSTEM = (LONE, "csrc/cpu/*.cpp")
 ON_MACHINE = (LONE, "csrc/cpu/reduce*.cpp", "csrc/cpu/strided.cpp")
 SYSTEM = ("csrc/cpu/wait.cpp", "csrc/cpu/process_memory.cpp")
-LONE_ON_SYSTEM = ["timeouts", "verdicts", "transfers", "messages", "steps", "halves"]
+LONE_ON_SYSTEM = ["timeouts", "verdicts", "transfers", "messages", "bays", "steps", "halves"]
 LONE_ON_MACHINE = ["moves", "waits", "transfer_spins", "transfer_waits", "driving", "ends"]
 # program -> the sources it links besides its own; a pattern that matches nothing is an error.
 # The errors of the first ones show in a plain run, or under AddressSanitizer.
