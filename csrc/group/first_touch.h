@@ -3,8 +3,9 @@
 // each of its first 256 small calls takes a fault per rank (2 KiB on two ranks: 11 us, not 3).
 //
 // The owner touches them, before a peer has the descriptor: so the kernel puts them on the owner's
-// NUMA node. It writes there, and its peers only read. Larger messages soon touch all pages by
-// themselves, and a group that makes none is spared their memory.
+// NUMA node. It writes there, and its peers read; two ranks also write each other's (slots.h).
+// Larger messages soon touch all pages by themselves, and a group that makes none is spared their
+// memory.
 #pragma once
 
 #include <cstddef>

@@ -169,9 +169,16 @@ CASES = [
         Case("test_protocol", "thread", (variant,), "ThreadSanitizer: data race")
         for variant in (
             *(f"relaxed_release_of_{word}" for word in PUBLISHED),
-            *(f"relaxed_acquire_of_{word}" for word in (*PUBLISHED, "poison")),
+            *(f"relaxed_acquire_of_{word}" for word in PUBLISHED),
             "relaxed_set_once",
         )
+    ),
+    # One seed in four breaks a group, and few of those show it: of 20 seeds none did at times.
+    Case(
+        "test_protocol",
+        "thread",
+        ("relaxed_acquire_of_poison", "100"),
+        "ThreadSanitizer: data race",
     ),
     *(
         Case("test_p2p", "thread", (f"relaxed_{side}_of_{word}",), "ThreadSanitizer: data race")

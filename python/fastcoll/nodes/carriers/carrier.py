@@ -37,16 +37,18 @@ class _Known:
         known.add(self)
 
     def is_completed(self) -> bool:
-        if self.started is not None and self.started.is_completed():
+        if self.started is not None and not self.started.is_completed():
+            return False
+        if self.started is not None:
             self._known.discard(self)
-        return self.started is None or self not in self._known
+        return True
 
     def wait(self) -> object:
         if self.started is None:
             assert self.error is not None, "an interrupted start returns no transfer"
             raise self.error
         result = self.started.wait()
-        self._known.discard(self)
+        self.is_completed()  # a wait for a GPU's transfer ends before it: the stream waits
         return result
 
 
