@@ -48,7 +48,9 @@ FASTCOLL_HOT void take_inlined(Call<P>& call) {
 inline Staging one_shot_staging(const Plan& plan) {
   const size_t elem = plan.elem_bytes();
   const size_t num_segments = std::max<size_t>(1, div_up(plan.numel * elem, plan.segment_bytes));
-  return {num_segments, round_up(div_up(plan.numel, num_segments) * elem, kLineBytes)};
+  return {.num_segments = num_segments,
+          .segment_bytes = round_up(div_up(plan.numel, num_segments) * elem, kLineBytes),
+          .exchanges = !verb_has_root(plan.verb)};
 }
 
 // In two halves, too: of one segment, the second stages nothing.
@@ -87,9 +89,10 @@ class StagedOneShot {
     return {start, std::min(stride_, call_.plan.numel - start)};
   }
 
-  // 1. Stage segment k, so that peers may read it.
+  // 1. Stage segment k, so that peers may read it. No peer reads the input of a reduce's root.
   void stage(size_t k) {
-    call_.read_input(group_.claim_slot(k), 0, segment(k));
+    if (call_.plan.verb != Verb::reduce || call_.rank() != call_.plan.root)
+      call_.read_input(group_.claim_slot(k), 0, segment(k));
     if (k == 0) group_.arrive(Location::kStaged, Location::kStaged);
     else group_.publish_staged(k + 1);
   }

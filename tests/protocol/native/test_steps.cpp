@@ -315,21 +315,22 @@ void count_calls() {
 // in their rank's own scratch, at another place in each round while they leave room in the slot.
 void change_scratch() {
   const struct {
-    bool answers;
+    bool answers, exchanges;
     int world_size;
     size_t num_bytes;
     bool changes;
-  } cases[] = {
-      {true, 2, 1, true},          {true, 2, 64 << 10, true}, {true, 2, (64 << 10) + 1, false},
-      {true, 3, 4096, false},      {true, 1, 4096, false},    {false, 2, 4096, false},
-      {true, 2, kSlotBytes, false}};
+  } cases[] = {{true, true, 2, 1, true},      {true, true, 2, 64 << 10, true},
+               {true, true, 3, 4096, false},  {true, true, 2, (64 << 10) + 1, false},
+               {true, true, 1, 4096, false},  {true, true, 2, kSlotBytes, false},
+               {false, true, 2, 4096, false}, {true, false, 2, 4096, false}};
   for (const auto& one : cases) {
     const bool usual = std::exchange(copy_ways.answers_in_place, one.answers);
     Slots<P> slots;
     size_t last_offset = 0;
     for (uint64_t round = 0; round < 8; ++round)
       for (uint64_t call = 0; call < kNumSlots; ++call) {
-        slots.begin({1, one.num_bytes}, round * kNumSlots + call, one.world_size);
+        slots.begin({.num_segments = 1, .segment_bytes = one.num_bytes, .exchanges = one.exchanges},
+                    round * kNumSlots + call, one.world_size);
         for (int rank = 0; rank < one.world_size; ++rank)
           require_equal(slots.owner(rank, 0), one.changes && round % 2 ? 1 - rank : rank, "whose");
         require_equal(slots.slot(0), call, "a slot");
