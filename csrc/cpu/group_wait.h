@@ -106,7 +106,8 @@ bool Group<P>::sleep(int peer, const Awaited& awaited) {
   // both barriers here, so that the owner's fast path has none.
   const bool sure = membarrier_everywhere();
   if (met(awaited)) return true;
-  futex_wait(&line.wake, seen, sure ? kSleepUs : kShortSleepUs);
+  futex_wait(&line.wake, seen,
+             std::min(host_->longest_sleep_us(), sure ? kSleepUs : kShortSleepUs));
   return P::load_wake(line) != seen;
 }
 

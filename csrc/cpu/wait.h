@@ -32,6 +32,7 @@ class Host {
   virtual bool interrupted() { return false; }       // the program wants to stop (Ctrl-C)
   virtual std::string interruption() { return {}; }  // the error that was raised then
   virtual bool steps_out() { return false; }  // it leaves a wait that another thread goes on with
+  virtual int64_t longest_sleep_us() { return INT64_MAX; }  // so as to step out in time
   virtual std::string call_site() { return {}; }  // where it made the call that runs, if noted
 };
 

@@ -13,6 +13,21 @@
 
 namespace fastcoll {
 
+namespace {
+
+using Callbacks = std::deque<std::function<void()>>;
+// Of a thread that carries out queued calls, while one of them ends.
+thread_local Callbacks* callbacks_behind = nullptr;
+
+void start(Callbacks& callbacks) {
+  try {
+    for (; !callbacks.empty(); callbacks.pop_front()) run_in_thread(callbacks.front());
+  } catch (const std::system_error&) {  // there is no thread: they run behind the calls
+  }
+}
+
+}  // namespace
+
 bool CallQueue::begin() {
   uint64_t seen = queued_.load(std::memory_order_relaxed);
   do {
@@ -72,20 +87,41 @@ bool CallQueue::has(const QueuedCall* call) const {
   return under_way_ == call || std::any_of(calls_.begin(), calls_.end(), is_it);
 }
 
-void CallQueue::linger(const QueuedCall* call) {
+// Waits for a moment beside strangers: asleep, as a yield gives each of them a time slice.
+class CallQueue::BusyHost final : public Host {
+ public:
+  bool steps_out() override { return now_us() >= end_us_; }
+  int64_t longest_sleep_us() override { return kHandOverUs / 2; }
+
+ private:
+  // Each thread that wakes up may have to wait for a stranger's slice, of 3 ms and more.
+  static constexpr int64_t kHandOverUs = 4000;
+  const int64_t end_us_ = now_us() + kHandOverUs;
+};
+
+void CallQueue::linger(const QueuedCall* call, Company& company) {
   // A hand-over wakes two threads: the one that runs the call, and the one that waits for it. To
   // wait here as long as that takes at most twice the better of the two choices.
   constexpr int64_t kHandOverUs = 100;
-  const int64_t end_us = now_us() + kHandOverUs;
-  for (;;) {
+  int64_t time_us = now_us();
+  const int64_t end_us = time_us + kHandOverUs;
+  while (time_us < end_us && !company.is_there(time_us)) {
+    bool rests;
     {
       std::unique_lock lock(mutex_);
-      if (resting_.get() == call ? end_resting_if_ready(lock) : !has(call)) return;
+      rests = resting_.get() == call;
+      if (rests ? end_resting_if_ready(lock) : !has(call)) return;
     }
-    if (now_us() >= end_us) break;
-    sched_yield();  // the call's thread may need this CPU
+    sched_yield();  // the call's thread, which is no stranger, may need this CPU
+    const int64_t before_us = std::exchange(time_us, now_us());
+    if (rests) company.note_pause(before_us, time_us);
   }
-  go_on();
+  if (company.is_there(time_us)) {
+    BusyHost host;
+    finish(call, host);
+  } else {
+    go_on();
+  }
 }
 
 void CallQueue::go_on() {
@@ -142,21 +178,32 @@ std::unique_lock<std::mutex> CallQueue::end(const std::shared_ptr<QueuedCall>& c
   return lock;
 }
 
+void CallQueue::run_callback(std::function<void()> callback) {
+  if (callbacks_behind) callbacks_behind->push_back(std::move(callback));
+  else run_in_thread(std::move(callback));
+}
+
 void CallQueue::run_calls() {
+  Callbacks callbacks;
   std::unique_lock lock(mutex_);
   while (!calls_.empty() && !is_taken_) {
     std::shared_ptr<QueuedCall> call = std::move(calls_.front());
     calls_.pop_front();
     under_way_ = call.get();
     lock.unlock();
+    start(callbacks);  // this call may take long
     call->run();
+    callbacks_behind = &callbacks;
     lock = end(call);
+    callbacks_behind = nullptr;
     under_way_ = nullptr;
     lock.unlock();
     call.reset();
     lock.lock();
   }
   has_thread_ = false;
+  lock.unlock();
+  for (const auto& callback : callbacks) callback();
 }
 
 }  // namespace fastcoll

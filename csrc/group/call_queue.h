@@ -19,9 +19,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 
+#include "cpu/company.h"
 #include "cpu/wait.h"
 
 namespace fastcoll {
@@ -65,11 +67,16 @@ class CallQueue : public std::enable_shared_from_this<CallQueue> {
   bool finish(const QueuedCall* call, Host& host);
   // Wait for a call as long as a hand-over to a thread takes: it goes on here if it rests, or in
   // its thread. After that time it goes on in a thread.
-  void linger(const QueuedCall* call);
+  void linger(const QueuedCall* call, Company& company);
+  // Run a callback of a call, which may start calls of the group and wait for them, in some thread.
+  // The thread that carried out the call runs it if no call is left: none has to wake up for that.
+  static void run_callback(std::function<void()> callback);
   // Wait until nothing is queued here. False if calls are left after `limit`.
   bool await(std::chrono::milliseconds limit);
 
  private:
+  class BusyHost;
+
   bool begin();
   void start_thread();  // under the mutex
   // Carry out the rest of the call that rests, if that takes no wait; whether it did. `lock`, which

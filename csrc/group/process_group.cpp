@@ -196,6 +196,10 @@ bool ProcessGroup::withdraw(Transfer& transfer) {
   return !forked_.load(std::memory_order_relaxed) && p2p_->withdraw(transfer);
 }
 
+void ProcessGroup::linger(const QueuedCall* call) {
+  if (!forked_.load(std::memory_order_relaxed)) queue_->linger(call, group_->company());
+}
+
 void ProcessGroup::end_unmet_transfers() {
   if (!forked_.load(std::memory_order_relaxed)) p2p_->end_unmet();
 }

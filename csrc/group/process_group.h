@@ -148,9 +148,7 @@ class ProcessGroup {
     if (!forked_.load(std::memory_order_relaxed)) queue_->go_on();
   }
   // See CallQueue::linger; not in a forked child either.
-  void linger(const QueuedCall* call) {
-    if (!forked_.load(std::memory_order_relaxed)) queue_->linger(call);
-  }
+  void linger(const QueuedCall* call);
   // Wait until nothing is queued outside of Python. Throws Interrupted.
   void await_queued(Host& host);
 

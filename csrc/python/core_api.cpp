@@ -235,7 +235,7 @@ void linger(FastcollGroup* group, const void* place) {
 }
 
 void run_task(void (*task)(void* context), void* context) {
-  run_in_thread([task, context] { task(context); });
+  CallQueue::run_callback([task, context] { task(context); });
 }
 
 FastcollTransfer* start_transfer(FastcollGroup* group, const FastcollTransferCall* call,

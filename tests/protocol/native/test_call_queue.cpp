@@ -137,11 +137,13 @@ class TwoHalves final : public QueuedCall {
 
   std::atomic<bool> begun{false}, is_over{false}, is_ready{false};
   std::function<void()> meanwhile = [] {};
+  std::thread::id carried_out_by;
 
  private:
   void note() {
     check(!is_noted_, "a call was carried out twice");
     is_noted_ = true;
+    carried_out_by = std::this_thread::get_id();
     order_.push_back(number_);
   }
 
@@ -165,6 +167,7 @@ class Impatient final : public Host {
 
 void halves() {
   const auto queue = std::make_shared<CallQueue>();
+  Company company(INT64_MAX);  // however long the yields take
   Host host;
   for (int round = 0; round < 300; ++round) {
     std::vector<int> order;
@@ -231,14 +234,14 @@ void halves() {
     one = call(12);
     queue->push(one);
     one->is_ready = true;
-    queue->linger(one.get());
+    queue->linger(one.get(), company);
     check(one->is_over && queue->idle(), "a call that was ready is not over");
     one = call(13);
     two = call(14);
     queue->push(one);
-    queue->linger(two.get());
+    queue->linger(two.get(), company);
     check(!one->is_over && !queue->idle(), "a wait for another call went on with this one");
-    queue->linger(one.get());
+    queue->linger(one.get(), company);
     require_soon(one->is_over, "a call that is not waited for any more rests");
 
     await(*queue);
@@ -250,18 +253,99 @@ void halves() {
 // A wait for a moment ends with the call that a thread carries out, or after that moment.
 void waits_for_a_moment() {
   const auto queue = std::make_shared<CallQueue>();
+  Company company(INT64_MAX);
   std::atomic<bool> may_end{false}, is_over{false};
   const auto task = std::make_shared<Task>([&] { may_end.wait(false); }, [&] { is_over = true; });
   queue->push(task);
-  queue->linger(task.get());
+  queue->linger(task.get(), company);
   check(!is_over, "a call is over that goes on");
   const auto start = std::chrono::steady_clock::now();
-  queue->linger(task.get());
+  queue->linger(task.get(), company);
   check(std::chrono::steady_clock::now() - start > 50us, "no call of a thread is waited for");
   may_end = true;
   may_end.notify_all();
   await(*queue);
   check(is_over, "a call is not over that nobody waits for");
+}
+
+// Beside strangers such a wait goes on with the call here, as a wait for it does, for some
+// milliseconds. A yield that lasts as long as a time slice tells of them.
+void waits_beside_strangers() {
+  const auto queue = std::make_shared<CallQueue>();
+  Company company;
+  const int64_t time_us = now_us();
+  company.note_pause(time_us, time_us + 5000000);
+  std::vector<int> order;
+  auto call = std::make_shared<TwoHalves>(order, 0);
+  queue->push(call);
+  const auto waiter = std::this_thread::get_id();
+  queue->linger(call.get(), company);
+  check(call->is_over && call->carried_out_by == waiter, "the call was left to a thread");
+
+  call = std::make_shared<TwoHalves>(order, 1);
+  queue->push(call);
+  call->meanwhile = [&] { std::this_thread::sleep_for(5ms); };
+  queue->linger(call.get(), company);
+  require_soon(call->is_over, "a call that is not waited for any more rests");
+  check(call->carried_out_by != waiter, "a wait for a moment beside strangers lasts");
+  await(*queue);
+
+  Company learning(0);  // each yield counts as a slice
+  for (int i = 0; i < 10000 && !learning.is_there(now_us()); ++i) {
+    call = std::make_shared<TwoHalves>(order, 2);
+    queue->push(call);
+    queue->linger(call.get(), learning);
+    await(*queue);
+  }
+  check(learning.is_there(now_us()), "lost slices are not noted");
+
+  Company trusting(0);  // what the call's own thread takes is not lost
+  std::atomic<bool> may_end{false};
+  const auto task = std::make_shared<Task>([&] { may_end.wait(false); }, [] {});
+  queue->push(task);
+  for (int i = 0; i < 1000; ++i) queue->linger(task.get(), trusting);
+  check(!trusting.is_there(now_us()), "the time of the call's thread counts as lost");
+  may_end = true;
+  may_end.notify_all();
+  await(*queue);
+}
+
+// The thread that carried out the last call runs its callback, which may wait for further calls.
+// A call that comes behind does not keep a callback waiting.
+void callbacks_run_behind_the_last_call() {
+  const auto queue = std::make_shared<CallQueue>();
+  std::thread::id thread_of_call, thread_of_callback;
+  std::atomic<bool> is_inner_over{false}, is_over{false};
+  const auto callback = [&] {
+    thread_of_callback = std::this_thread::get_id();
+    push(*queue, [] {});
+    await(*queue);
+    CallQueue::run_callback([&] { is_inner_over = true; });
+    require_soon(is_inner_over, "a callback that a callback waits for does not run");
+    is_over = true;
+  };
+  push(
+      *queue, [&] { thread_of_call = std::this_thread::get_id(); },
+      [&] {
+        CallQueue::run_callback(callback);
+        std::this_thread::sleep_for(20ms);  // for an idle thread to take it
+      });
+  require_soon(is_over, "a callback does not run");
+  check(thread_of_callback == thread_of_call, "another thread woke up for a callback");
+
+  std::atomic<bool> may_begin{false}, may_end{false};
+  push(
+      *queue, [&] { may_begin.wait(false); },
+      [&] {
+        CallQueue::run_callback([&] {
+          may_end = true;
+          may_end.notify_all();
+        });
+      });
+  push(*queue, [&] { may_end.wait(false); });
+  may_begin = true;
+  may_begin.notify_all();
+  await(*queue);
 }
 
 // Notes that it is carried out, and takes its time for that.
@@ -296,8 +380,9 @@ void puts_away_before_others_begin() {
   std::atomic<int> num_running{0};
   std::atomic<bool> is_done{false};
   const auto none = std::make_shared<Alone>(num_running, Begun::no);
+  Company company(INT64_MAX);
   std::thread busy([&] {
-    while (!is_done) queue->linger(none.get());
+    while (!is_done) queue->linger(none.get(), company);
   });
   for (int round = 0; round < kRounds; ++round) {
     const auto call = [&](Begun part) { return std::make_shared<Alone>(num_running, part); };
@@ -335,6 +420,8 @@ int main() {
   python_goes_first();
   halves();
   waits_for_a_moment();
+  waits_beside_strangers();
+  callbacks_run_behind_the_last_call();
   puts_away_before_others_begin();
   a_queue_outlives_its_group();
   drain_threads();

@@ -66,7 +66,35 @@ PLANTED = {
         "std::move(call), false);\n  }\n}",
         "twice",
     ),
-    "nobody goes on after a moment": (r"  }\n  go_on\(\);\n", "  }\n", "rests"),
+    "nobody goes on after a moment": (r"else {\n    go_on\(\);\n", "else {\n", "rests"),
+    "yields to strangers": (
+        r"  if \(company.is_there\(time_us\)\) {",
+        "  if (false) {",
+        "was left to a thread",
+    ),
+    "strangers not noted": (
+        r"if \(rests\) company\.note_pause",
+        "if (false) company.note_pause",
+        "not noted",
+    ),
+    "own thread a stranger": (r"if \(rests\) company", "company", "counts as lost"),
+    "waits beside strangers for ever": (
+        r"return now_us\(\) >= end_us_;",
+        "return false;",
+        "beside strangers lasts",
+    ),
+    "a thread for each callback": (r"if \(callbacks_behind\)", "if (false)", "woke up"),
+    "a callback behind the next call": (r"    start\(callbacks\);.*\n", "", "not empty after"),
+    "callbacks dropped": (
+        r"  for \(const auto& callback : callbacks\) callback\(\);\n",
+        "",
+        "does not run",
+    ),
+    "a callback behind itself": (
+        r"    callbacks_behind = nullptr;\n",
+        "",
+        "does not run",
+    ),
     "no moment for a thread": (
         r"return under_way_ == call \|\| ",
         "return ",
