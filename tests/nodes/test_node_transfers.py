@@ -5,7 +5,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -110,24 +110,42 @@ def test_a_connection_that_can_not_be_made_is_no_late_peer(fresh_pool: FreshPool
         assert "one of ranks [0, 1] can't connect: no thread" in one.text, one
 
 
-def without_a_connection(rank: Rank, verb: str) -> Attempt | None:
-    """Rank 3 dies while rank 0, which shares no lane with it, waits for it; rank 1 is elsewhere."""
+def without_a_connection(
+    rank: Rank, verb: str, dead: Sequence[int], waiting: Mapping[int, int | None]
+) -> Attempt | None:
+    """Some ranks die, some wait for another one, or for any; the others are elsewhere."""
     rank.comm.barrier()
-    if rank.rank == 3:
+    if rank.rank in dead:
         os.kill(os.getpid(), signal.SIGKILL)
-    if rank.rank == 1:
+    if rank.rank not in waiting:
         return None
-    return attempt(getattr(rank.comm, verb), torch.ones(1), 3 if rank.rank == 0 else 1)
+    return attempt(getattr(rank.comm, verb), torch.ones(1), waiting[rank.rank])
 
 
+@pytest.mark.parametrize(
+    ("dead", "waiting"),
+    [([3], {0: 3, 2: 1}), ([3], {0: 3}), ([2, 3], {0: 3})],
+    ids=["its node waits", "its node computes", "its node is dead"],
+)
 @pytest.mark.parametrize("verb", ["recv", "send"])
-def test_a_dead_rank_of_another_lane_is_named_soon(fresh_pool: FreshPool, verb: str) -> None:
-    """Rank 2 sees it, which waits for something else on its node."""
+def test_a_dead_rank_of_another_lane_is_named_soon(
+    fresh_pool: FreshPool, verb: str, dead: list[int], waiting: dict[int, int]
+) -> None:
+    """Rank 0 has no connection to rank 3. Rank 2 sees its death if it waits itself."""
     pool = fresh_pool(4, Setup(nodes="aabb", timeout_s=3 * LATE_S))
-    for found in [one.value for one in pool.outcomes(without_a_connection, verb)][0:3:2]:
+    outcomes = pool.outcomes(without_a_connection, verb, dead, waiting)
+    for found in [outcomes[rank].value for rank in waiting]:
         assert (found.kind, found.ranks) == ("PeerLostError", (3,)), found
         assert f"{verb} {'to' if verb == 'send' else 'from'} rank 3 with tag 0" in found.text
         assert found.seconds < LATE_S
+
+
+def test_a_receive_from_any_rank_ends_when_all_others_are_dead(fresh_pool: FreshPool) -> None:
+    pool = fresh_pool(4, Setup(nodes="aabb", timeout_s=3 * LATE_S))
+    found = pool.outcomes(without_a_connection, "recv", [1, 2, 3], {0: None})[0].value
+    assert (found.kind, found.ranks) == ("PeerLostError", (1, 2, 3)), found
+    assert "recv from any rank with tag 0 (seen by rank 0) lost ranks [1, 2, 3]" in found.text
+    assert found.seconds < LATE_S
 
 
 # ---- many tags -----------------------------------------------------------------------------------

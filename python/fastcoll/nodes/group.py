@@ -51,6 +51,7 @@ from fastcoll.nodes.symmetric import agreed
 from fastcoll.nodes.transfers.channels import Ends
 from fastcoll.nodes.transfers.transfers import NodeTransfers
 from fastcoll.nodes.verdict.board import Board
+from fastcoll.nodes.verdict.doors import Door, Lookout
 from fastcoll.nodes.verdict.wait_chain import Waits
 from fastcoll.nodes.verdict.watch import Watch, ignore_errors
 from fastcoll.text import error_in_words
@@ -105,16 +106,16 @@ class HierarchicalCommunicator(BaseGroup):
         self._closing = threading.Lock()
         self._queue = CallQueue(self)
         own = PrefixStore(f"fastcoll/{seat.nonce}", store)
-        self._board = Board(store, seat.nonce, settings.making_s)
-        self._watch = Watch(name, rank, node_map, node_group, self._board)
+        self._board = board = Board(store, seat.nonce, settings.making_s)
+        self._watch = Watch(name, rank, node_map, node_group, board)
         make = maker_of(settings.carrier)
         with hidden_from_modes():
-            carriers = make_lanes(make, own, seat, node_group, self._board, settings.making_s)
+            carriers = make_lanes(make, own, seat, node_group, board, settings.making_s)
             self._lanes = Lanes(node_map, rank, node_group, carriers, self._watch)
-        waits = Waits(self._board, rank)
-        ends = Ends(
-            seat, make, own, self._board, self._watch, waits, settings, self._lanes.has_lost
-        )
+        self._door = door = Door(board, rank)
+        lookout = partial(Lookout, seat, board, self._watch, self._lanes.has_lost, door)
+        waits = Waits(board, rank)
+        ends = Ends(seat, make, own, board, self._watch, waits, settings, lookout)
         self._transfers = NodeTransfers(ends, node_group)
         self._own_store = own
         self._gpus: NodeGpus | None = None  # until the first call with a tensor there
@@ -392,6 +393,7 @@ class HierarchicalCommunicator(BaseGroup):
         self._transfers.close()
         is_broken = self._watch.error is not None
         self._lanes.close(is_broken=is_broken, is_in_use=self._watch.is_in_call)
+        self._door.close()
         ignore_errors(self._node_group.close)
 
     def _where(self) -> str:

@@ -18,6 +18,7 @@ from fastcoll.errors import CollectiveTimeout, FastcollError
 from fastcoll.nodes.transfers.channels import Channel, Ends, InOrder, senders_key
 from fastcoll.nodes.transfers.turns import Turns
 from fastcoll.nodes.verdict.backoff import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOK_EVERY_S
+from fastcoll.nodes.verdict.doors import Lookout
 from fastcoll.nodes.verdict.watch import ignore_errors
 
 _FIRST_LOOK_S = 1e-3
@@ -59,7 +60,8 @@ class AnySource(InOrder):
     def _run(self, receive: Transfer, local: TransferWork) -> int:
         deadline = self._ends.deadline(receive)
         try:
-            channel = self._first(receive, local, deadline)
+            with self._ends.lookout() as lookout:
+                channel = self._first(receive, local, deadline, lookout)
             if channel is None:
                 return self._from_node(receive, local, deadline)
             channel.carry_out(receive, deadline=deadline)
@@ -80,12 +82,19 @@ class AnySource(InOrder):
             raise self._late(receive, deadline) from error
         return local.source_rank()
 
-    def _first(self, receive: Transfer, local: TransferWork, deadline: Deadline) -> Channel | None:
+    def _first(
+        self, receive: Transfer, local: TransferWork, deadline: Deadline, lookout: Lookout
+    ) -> Channel | None:
         """Wait for the first message; return its channel, None if it is the node's."""
         pause_s, look_s, next_look = FIRST_PAUSE_S, _FIRST_LOOK_S, 0.0
+        others = self._others()
         while True:
+            # First: a rank that is gone may have sent a message in this node before.
+            are_gone = lookout.are_gone(others)
             if local.is_completed():
                 return None
+            if are_gone:
+                raise lookout.error(self._name(receive), others)
             if (now := time.monotonic()) >= next_look:
                 self._check()
                 self._find_senders(receive)
@@ -111,11 +120,13 @@ class AnySource(InOrder):
             channel.num_begun += 1
 
     def _late(self, receive: Transfer, deadline: Deadline) -> FastcollError:
-        seat = self._ends.seat
-        others = [rank for rank in range(len(seat.node_map.places)) if rank != seat.rank]
         return self._ends.watch.await_verdict() or CollectiveTimeout(
-            f"{self._name(receive)} waited {deadline.limit_s:g} s for a message", others
+            f"{self._name(receive)} waited {deadline.limit_s:g} s for a message", self._others()
         )
+
+    def _others(self) -> list[int]:
+        seat = self._ends.seat
+        return [rank for rank in range(len(seat.node_map.places)) if rank != seat.rank]
 
     def _name(self, receive: Transfer) -> str:
         return self._ends.name(False, ANY, receive.tag)

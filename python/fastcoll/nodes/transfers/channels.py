@@ -14,7 +14,6 @@ other ranks are connected. A sender writes in the store that it begins, and a re
 connects to those senders (any_source.py).
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from fastcoll.nodes.transfers.payloads import HostPayload, Payload, WaitFor
 from fastcoll.nodes.transfers.turns import Turns
 from fastcoll.nodes.verdict.backoff import wait_until
 from fastcoll.nodes.verdict.board import Board
+from fastcoll.nodes.verdict.doors import Lookout
 from fastcoll.nodes.verdict.store import PollingStore
 from fastcoll.nodes.verdict.wait_chain import Waits
 from fastcoll.nodes.verdict.watch import Watch
@@ -45,8 +45,6 @@ from fastcoll.types import DType
 
 # Memory that a GPU may use after an error; gone with the process.
 _abandoned: list[object] = []
-# How often a wait looks whether its peer is gone. Each look costs memory; see `Carrier.has_lost`.
-_LONELY_S = 1.0
 MOST_CARRIERS = 64  # that a rank keeps to send on; those of its senders are theirs to end
 
 
@@ -66,8 +64,7 @@ class Ends:
     watch: Watch  # knows the group's verdict
     waits: Waits  # the chain of waiting ranks
     settings: Settings  # with the limit of a transfer that has none of its own
-    # Whether a rank of another node is known to be gone; for long waits.
-    has_lost: Callable[[int], bool]
+    lookout: Callable[[], Lookout]  # begins a long wait's look at its peers
     # The channels on which this rank sends that have a carrier.
     sending: set["Channel"] = field(default_factory=set)
     # The last carriers that were ended.
@@ -290,24 +287,6 @@ class Channel(InOrder):
             self._header = header, carrier.broadcast(header, 0)
         return self._header
 
-    def _check_of_meeting(self) -> Callable[[], None]:
-        """Return the check of a wait for the peer while no connection tells whether it is gone."""
-        next_look = time.monotonic() + _LONELY_S
-
-        def check() -> None:
-            nonlocal next_look
-            self._check()
-            if time.monotonic() < next_look:
-                return
-            next_look = time.monotonic() + _LONELY_S
-            if self._ends.has_lost(self.peer) or self._ends.board.is_gone(self.peer):
-                raise self._ends.watch.await_verdict() or PeerLostError(
-                    f"{self._name()} lost rank {self.peer}: its process ended or left the group",
-                    [self.peer],
-                )
-
-        return check
-
     def _made(self, deadline: Deadline) -> Carrier:
         if self._carrier is None:
             mine, ends = self._ends.seat.rank, self._ends
@@ -316,20 +295,30 @@ class Channel(InOrder):
             if self.sends:
                 ends.board.append(senders_key(target, self._tag), str(source), left_s)
             name = f"from {source} to {target}, tag {self._tag}, carrier {self._num_carriers}"
-            check = self._check_of_meeting()
-            store = PollingStore(ends.store, name, deadline, check, (source, target), mine)
-            try:
-                store.meet()
-                self._carrier = ends.make(store, int(not self.sends), 2, deadline.left_s())
-            except RuntimeError as error:
-                self._check()  # torch may have wrapped the error that ended the wait
-                if isinstance(error, FastcollError):
-                    raise
-                raise self._unconnected(deadline, error) from error
+            with ends.lookout() as lookout:
+                look = partial(self._look, lookout)
+                store = PollingStore(ends.store, name, deadline, look, (source, target), mine)
+                self._carrier = self._connected(store, deadline)
             self._num_carriers += 1
             if self.sends:
                 ends.sending.add(self)
         return self._carrier
+
+    def _look(self, lookout: Lookout) -> None:
+        """Check a wait for the peer while no connection tells whether it is gone."""
+        self._check()
+        if lookout.are_gone([self.peer]):
+            raise lookout.error(self._name(), [self.peer])
+
+    def _connected(self, store: PollingStore, deadline: Deadline) -> Carrier:
+        try:
+            store.meet()
+            return self._ends.make(store, int(not self.sends), 2, deadline.left_s())
+        except RuntimeError as error:
+            self._check()  # torch may have wrapped the error that ended the wait
+            if isinstance(error, FastcollError):
+                raise
+            raise self._unconnected(deadline, error) from error
 
     def _unconnected(self, deadline: Deadline, reason: RuntimeError) -> FastcollError:
         """Return the error of a carrier that could not be made, by this rank or by the peer."""
