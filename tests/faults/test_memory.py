@@ -1,16 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that have no memory for what a call or transfer needs beside the tensors."""
+"""Ranks that have no memory for what a group, call or transfer needs beside the tensors."""
 
+import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 import fastcoll
-from tests.faults.test_resources import LIMIT_S, SOON_S, little_memory
+from fastcoll.api import making
+from fastcoll.bootstrap import join, rendezvous, single_copy
+from fastcoll.bootstrap.blocking_calls import ask
+from fastcoll.group import communicator
+from fastcoll.group.communicator import Communicator
+from fastcoll.native import _C
+from tests.faults.test_resources import LIMIT_S, SOON_S, little_memory, make
 from tests.support.backends import COMPILE_S, TorchGroup, on_torch
 from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 
@@ -98,3 +107,44 @@ def batch_without_memory(rank: Rank) -> list[Attempt]:
 def test_a_batch_without_memory_is_an_error(fresh_pool: Callable[..., Pool]) -> None:
     for refused, then in fresh_pool(2).run(batch_without_memory):
         assert (refused.kind, then.kind) == ("MemoryError", ""), (refused, then)
+
+
+# Of Python's own: whether there is memory for an object is chance where a limit is near.
+WITHOUT_MEMORY = {
+    "introduction": (join, "describe_rank"),
+    "connection": (rendezvous, "_call"),
+    "region": (making, "create_region"),
+    "single copies": (single_copy, "agree"),
+    "planner": (communicator, "Planner"),
+}
+
+
+def find_no_memory(rank: Rank, what: str) -> Attempt:
+    """Rank 1 finds none once, and has some again."""
+    where, name = WITHOUT_MEMORY[what]
+    effects = itertools.chain([MemoryError], itertools.repeat(mock.DEFAULT))
+    patch = mock.patch.object(where, name, wraps=getattr(where, name), side_effect=effects)
+    with patch if rank.rank == 1 else nullcontext():
+        return attempt(make, "init", rank, rank.comm, 0)
+
+
+@pytest.mark.parametrize("what", WITHOUT_MEMORY)
+def test_a_rank_whose_python_finds_no_memory_says_so_to_all(
+    fresh_pool: Callable[..., Pool], what: str
+) -> None:
+    found = fresh_pool(3).run(find_no_memory, what)
+    for one in found:
+        assert one.kind == "DriverError" and "Cannot allocate memory" in one.text, one
+        assert one.seconds < SOON_S, one
+    assert all("rank 1" in one.text for one in found[::2]), found
+
+
+def test_a_group_that_finds_no_memory_in_c_raises_a_driver_error() -> None:
+    with mock.patch.object(_C.Group, "__init__", side_effect=MemoryError):
+        one = attempt(Communicator.from_store, HashStore(), 0, 1)
+    assert one.kind == "DriverError" and "Cannot allocate memory" in one.text, one
+
+
+def test_a_question_without_memory_for_its_thread_is_asked() -> None:
+    with mock.patch("threading.Thread.start", side_effect=MemoryError):
+        assert ask(lambda: "an answer", 1.0) == "an answer"

@@ -43,7 +43,7 @@ def in_background(task: Callable[[], object]) -> None:
     thread = threading.Thread(target=task, name="fastcoll-question", daemon=True)
     try:
         thread.start()
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         raise FastcollError(f"no thread for a question: {error}") from error
     with _lock:
         _asking.add(thread)

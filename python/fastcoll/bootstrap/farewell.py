@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Iterable
 
-from fastcoll.bootstrap.os_errors import explain
+from fastcoll.bootstrap.os_errors import REFUSALS, explain
 from fastcoll.errors import (
     CollectiveTimeout,
     DesyncError,
@@ -34,8 +34,8 @@ _REFUSED = "the operating system refused rank"
 
 def say_farewell(fds: Iterable[int], rank: int, error: BaseException) -> None:
     """Send the reason down some non-blocking sockets; a peer that is gone does not get it."""
-    if isinstance(error, OSError | DriverError):
-        reason = explain(error) if isinstance(error, OSError) else str(error)
+    if isinstance(error, (*REFUSALS, DriverError)):
+        reason = explain(error) if isinstance(error, REFUSALS) else str(error)
         is_told = reason.startswith(_REFUSED)  # by another rank
         error = DriverError(reason if is_told else f"{_REFUSED} {rank} what it needs: {reason}")
     elif type(error) not in KINDS:

@@ -119,7 +119,7 @@ def describe_rank(
     )
 
 
-def refusal_to_join(error: OSError) -> dict[str, Any]:
+def refusal_to_join(error: OSError | MemoryError) -> dict[str, Any]:
     """Return the message that a rank sends in place of its introduction when it can't come."""
     return {_REFUSAL: explain(error)}
 

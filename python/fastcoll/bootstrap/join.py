@@ -24,7 +24,7 @@ from fastcoll.bootstrap.identity import (
 )
 from fastcoll.bootstrap.mesh import Mesh
 from fastcoll.bootstrap.node_map import NodeMap, Seat
-from fastcoll.bootstrap.os_errors import as_driver_error
+from fastcoll.bootstrap.os_errors import REFUSALS, as_driver_error
 from fastcoll.bootstrap.rendezvous import Listener
 from fastcoll.errors import DesyncError, UsageError
 from fastcoll.text import say_once
@@ -92,7 +92,7 @@ def join(
         try:
             listener = at_end.enter_context(closing(Listener()))
             hello = describe_rank(listener.address, listener.token, terms, members, tuning)
-        except OSError as error:
+        except REFUSALS as error:
             exchange.gather(refusal_to_join(error), deadline)  # the others wait for an introduction
             raise
         hellos = meet(exchange.gather(hello.to_dict(), deadline))

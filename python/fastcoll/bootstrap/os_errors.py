@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of the operating system while a group is made: no descriptors left, no memory.
 
-Decides the texts of these errors. Must not know the failed step.
+Decides which errors these are, and their texts. Must not know the failed step.
 """
 
 import errno
+import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +18,15 @@ _USE = (
     "more while it is made"
 )
 
+# A process near its limit runs out of memory in Python itself, too, which has its own error.
+REFUSALS = (OSError, MemoryError)
 
-def explain(error: OSError) -> str:
+
+def explain(error: OSError | MemoryError) -> str:
     """Return the refused call, the limit that refused it, and the remedy if that is known."""
+    if isinstance(error, MemoryError):
+        where = error.__traceback__
+        error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)).with_traceback(where)
     use = f"; {_USE}" if error.errno == errno.EMFILE else ""
     return f"{error}{_in_call(error)}{_C.limit_behind(error.errno or 0)}{use}"
 
@@ -38,8 +45,8 @@ def no_free_descriptor(rank: int) -> DriverError:
 
 @contextmanager
 def as_driver_error(what: str) -> Iterator[None]:
-    """Raise a DriverError in place of an OSError."""
+    """Raise a DriverError in place of one of REFUSALS."""
     try:
         yield
-    except OSError as error:
+    except REFUSALS as error:
         raise DriverError(f"{what}: {explain(error)}") from error

@@ -19,6 +19,7 @@ from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import MOST_BYTES, farewell_in, say_farewell, why_gone
 from fastcoll.bootstrap.identity import Hello
 from fastcoll.bootstrap.mesh import Mesh, peer_credentials
+from fastcoll.bootstrap.os_errors import REFUSALS
 from fastcoll.errors import CollectiveTimeout, FastcollError, PeerLostError
 
 _TOKEN_BYTES = 16
@@ -155,10 +156,10 @@ class Listener:
         missing = set(range(len(hellos))) - {rank, *sockets, *getattr(error, "ranks", ())}
         linger = Deadline(min(_LINGER_S, deadline.left_s()))
         for peer in (one for one in missing if one < rank):
-            with contextlib.suppress(FastcollError, OSError):
+            with contextlib.suppress(FastcollError, *REFUSALS):
                 _refuse_peer(_call(rank, peer, hellos[peer], linger), rank, error)
         higher = [peer for peer in missing if peer > rank]
-        with contextlib.suppress(CollectiveTimeout, OSError):
+        with contextlib.suppress(CollectiveTimeout, *REFUSALS):
             for _, connection in self._arrivals(rank, hellos, higher, {}, linger):
                 _refuse_peer(connection, rank, error)
 

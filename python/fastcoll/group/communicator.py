@@ -12,6 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -26,6 +27,7 @@ from fastcoll.bootstrap.exchange import BytesExchange, StoreExchange
 from fastcoll.bootstrap.farewell import KINDS
 from fastcoll.bootstrap.identity import shared_cpus
 from fastcoll.bootstrap.join import Peers
+from fastcoll.bootstrap.os_errors import REFUSALS, as_driver_error, explain
 from fastcoll.bootstrap.shrink import shrink
 from fastcoll.calls.giving_up import give_up
 from fastcoll.calls.group import BaseGroup
@@ -39,7 +41,7 @@ from fastcoll.calls.transfer_work import LAST_SENDS_S, Transfers
 from fastcoll.calls.work import CallQueue, Work
 from fastcoll.choose.planner import Planner
 from fastcoll.choose.tuning import Tuning
-from fastcoll.errors import FastcollError, UnsupportedError, UsageError
+from fastcoll.errors import DriverError, FastcollError, UnsupportedError, UsageError
 from fastcoll.group.gpu_side import GpuSide
 from fastcoll.machine import gpu
 from fastcoll.memory.heap import MOST_BYTES, SymmetricHeap
@@ -72,6 +74,7 @@ class Communicator(_C.Group, BaseGroup):
     communicator is a context manager: leaving it closes it.
     """
 
+    @as_driver_error("making a group")
     def __init__(
         self,
         name: str,
@@ -104,21 +107,25 @@ class Communicator(_C.Group, BaseGroup):
             self.single_copy, self.single_copy_report = may_copy or single_copy.agree(
                 super().try_single_copy
             )
-        except BaseException:
+            if env.OPENMP_WAITS.get() == "short" and super()._shorten_openmp_waits():
+                say_once(_SHORT_WAITS.format(cpus=num_cpus), logging.INFO)
+            self._settings = settings
+            self._mesh = mesh
+            self._hellos = peers.hellos
+            self.planner = Planner(self, settings, tuned, num_cpus, self.single_copy)
+            self._queue = CallQueue(self)
+            self._gpus = GpuSide(self, settings, self.planner)
+            self._transfers = Transfers(self, self._gpus.transfer)
+            self._heap = SymmetricHeap(self, mesh.rank, mesh.world_size)
+            self._num_exchanges = 0
+            _living.add(self)
+        except BaseException as error:
+            if isinstance(error, REFUSALS):  # the peers have the group, or soon will
+                refused = f"rank {mesh.rank} gave up: {explain(error)}"
+                with suppress(FastcollError):  # it throws the verdict
+                    super().fail(KINDS[DriverError], refused, [])
             super().close()
             raise
-        if env.OPENMP_WAITS.get() == "short" and super()._shorten_openmp_waits():
-            say_once(_SHORT_WAITS.format(cpus=num_cpus), logging.INFO)
-        self._settings = settings
-        self._mesh = mesh
-        self._hellos = peers.hellos
-        self.planner = Planner(self, settings, tuned, num_cpus, self.single_copy)
-        self._queue = CallQueue(self)
-        self._gpus = GpuSide(self, settings, self.planner)
-        self._transfers = Transfers(self, self._gpus.transfer)
-        self._heap = SymmetricHeap(self, mesh.rank, mesh.world_size)
-        self._num_exchanges = 0
-        _living.add(self)
 
     # ---- calls -----------------------------------------------------------------------------------
 
