@@ -167,7 +167,13 @@ def questions(rank: Rank) -> list[Any]:
     group._enable_collectives_timing()
     tensor = torch.ones(3)
     dist.all_reduce(tensor)
-    return [tensor, group.bound_device_id, group.group_desc, dist.get_process_group_ranks(None)]
+    backend = group._get_backend(torch.device("cpu"))
+    told = [
+        backend.supports_time_estimate,
+        type(backend.supports_tensor_alloc(torch.device("cpu"))),
+    ]
+    told += [group.bound_device_id, group.group_desc]
+    return [tensor, *told, dist.get_process_group_ranks(None)]
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -165,6 +165,16 @@ class BaseProcessGroup(ProcessGroup):
         """
         return self.events == NAME and torch.cuda.device_count() > 0
 
+    @property
+    def supports_time_estimate(self) -> bool:
+        """False, as Gloo's: torch.compile asks, where it may order collectives by their time."""
+        return False
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """False: DDP's buckets are symmetric tensors on the compiled backend only."""
+        del device
+        return False
+
     def _set_sequence_number_for_group(self) -> None:
         pass  # a communicator counts its calls itself
 
