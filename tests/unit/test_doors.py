@@ -94,17 +94,20 @@ def test_a_rank_that_clears_its_door_lives(house: House) -> None:
 
 def test_a_forked_child_does_not_answer_for_its_parent(house: House) -> None:
     reader, writer = os.pipe()
+    hears, says = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(writer)
+        os.write(says, b"!")
         os.read(reader, 1)
         os._exit(0)
     try:
+        assert os.read(hears, 1) == b"!"  # fork has returned there: its copy is closed
         with house.lookout() as lookout:
             assert not lookout.are_gone([1])
             house.doors[1].close()
             assert lookout.are_gone([1])
     finally:
-        os.close(writer)
-        os.close(reader)
+        for end in (writer, reader, hears, says):
+            os.close(end)
         assert os.waitpid(child, 0)[1] == 0
