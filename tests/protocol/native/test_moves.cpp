@@ -75,6 +75,52 @@ void ask_for_the_largest_part() {
   require_equal(direct_staging(call).num_segments, 3, "segments");
 }
 
+// A long message takes few slots by turns. One from or to a root takes all on some CPUs.
+void ask_for_slots() {
+  for (const bool fills : {false, true})
+    for (const Verb verb : {Verb::all_gather, Verb::all_to_all, Verb::broadcast, Verb::gather})
+      for (const size_t num_segments : {size_t{kNumSlots}, size_t{kNumSlots} + 1}) {
+        const bool usual = std::exchange(copy_ways.fills_all_slots, fills);
+        World world(2);
+        const Plan plan = moves(verb, num_segments * kSlotBytes / 4);
+        const Staging staging = direct_staging(Call<P>{world.group(0), plan, nullptr, nullptr});
+        require_equal(staging.num_segments, num_segments, "segments");
+        const bool is_few = num_segments > kNumSlots && !(fills && verb_has_root(verb));
+        require_equal(staging.in_few_slots, is_few, "few slots");
+        copy_ways.fills_all_slots = usual;
+      }
+}
+
+// A rank copies its own part between the segments of the others, where these wait for it.
+void keep_own_part() {
+  const struct {
+    Verb verb;
+    size_t num_segments;
+    Algorithm algorithm = Algorithm::direct;
+    bool lies_apart = false;
+    bool is_late = true;
+  } cases[] = {{Verb::gather, kNumSlots + 1},
+               {Verb::gather, kNumSlots, Algorithm::direct, false, false},
+               {Verb::all_gather, kNumSlots + 1},
+               {Verb::all_gather, kNumSlots + 1, Algorithm::direct, true, false},
+               {Verb::all_gather, kNumSlots + 1, Algorithm::single_copy, false, false},
+               {Verb::scatter, 2},
+               {Verb::scatter, 1, Algorithm::direct, false, false}};
+  for (const auto& one : cases) {
+    World world(2);
+    const size_t numel = one.num_segments * kSlotBytes / sizeof(int32_t);
+    std::vector<int32_t> in(2 * numel, 1), out(2 * numel);
+    auto *from = reinterpret_cast<std::byte*>(in.data()),
+         *to = reinterpret_cast<std::byte*>(out.data());
+    const Plan plan = moves(one.verb, numel, one.algorithm);
+    const List list{{from, to, 0, numel}};
+    Call<P> call{world.group(0), plan, from, to, nullptr, one.lies_apart ? &list : nullptr};
+    give(call, world.host(0));
+    require_equal(out[0], one.is_late ? 0 : 1, "its own part");
+    require_equal(out[numel - 1], one.is_late ? 0 : 1, "the end of its own part");
+  }
+}
+
 // The parts for all ranks fill a slot, and nothing behind it is written.
 void fill_slots() {
   constexpr int kSize = 3;
@@ -328,6 +374,8 @@ int main(int argc, char** argv) {
   ask_for_room();
   ask_for_all_of_a_slot();
   ask_for_the_largest_part();
+  ask_for_slots();
+  keep_own_part();
   fill_slots();
   give_nothing();
   locate_parts();
