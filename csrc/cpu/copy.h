@@ -43,11 +43,11 @@ struct CopyWays {
   // where lines that the peer's cache holds take long to write. By turns on the Zen 4, an exchange
   // of 16 KiB took 1.4 us and takes 0.9, and of 64 KiB 3.6 and 3.1.
   bool answers_in_place = false;
-  // A long message from or to a root goes through all slots, not few. All ranks have to agree
-  // on it. Lines of few slots are written while the reader's cache holds them. On a Zen 4 whose two
-  // CPUs lay near, a broadcast of 2 MiB took 172 us so and takes 65, 64 MiB 5.2 and 4.1 ms. Other
-  // CPUs showed no such step at the size from which few slots are taken.
-  bool fills_all_slots = false;
+  // Long messages go round in more memory. Lines of a short ring are written again while the
+  // reader's cache holds them. All ranks have to agree on it. On a Zen 4 whose two CPUs lay near, a
+  // broadcast of 2 MiB took 172 us in four slots and takes 65 in twelve, 64 MiB 5.2 and 4.1 ms.
+  // Other CPUs show no such step where few slots begin.
+  bool in_long_rings = false;
   // The line of a message's number is fetched while its bytes are copied. On an Ice Lake an
   // exchange of 64 bytes took 0.37 us without, and takes 0.32. A Zen 4 gains nothing.
   bool fetches_ahead = false;
@@ -67,7 +67,7 @@ inline CopyWays copy_ways_of_this_cpu() {
   const unsigned family = (eax >> 8 & 0xf) + (eax >> 20 & 0xff);
   constexpr unsigned kZen5Family = 0x1a;
   if (__builtin_cpu_supports("avx2")) ways.by_vectors = kLeastByVectors;
-  ways.fills_all_slots = family < kZen5Family && __builtin_cpu_supports("avx512f");  // Zen 4
+  ways.in_long_rings = family < kZen5Family && __builtin_cpu_supports("avx512f");  // Zen 4
   ways.exchanged = CopyWays::kNever;  // the kernel copies slowly: all come in chunks
   // By turns on a Zen 3, parts of 8 MiB take 9 to 28 % less time. Parts of 4 MiB take up to 13 %
   // more. On a Zen 5 a broadcast of 16 MiB takes 306 us so. Were it 32 MiB here, 345 us.

@@ -213,6 +213,31 @@ void take_memory_in_turn() {
   }
 }
 
+// A message that is longer than a pair's memory goes round in a part of it.
+void go_round_in_a_ring() {
+  constexpr size_t kMiB = size_t{1} << 20, kChunk = PairChannel::kChunkBytes;
+  const struct {
+    int world_size;
+    size_t span_bytes, num_bytes, ring_bytes;
+    bool in_long_rings;
+  } cases[] = {{2, 2 * kMiB, 2 * kMiB, 2 * kMiB, false},
+               {2, 2 * kMiB, 2 * kMiB + kChunk, kMiB / 2, false},
+               {2, 2 * kMiB, 2 * kMiB + kChunk, kMiB, true},
+               {9, kMiB / 2, kMiB, kMiB / 2, true}};
+  for (const auto& one : cases) {
+    const bool usual = std::exchange(copy_ways.in_long_rings, one.in_long_rings);
+    Pairs pairs(one.world_size);
+    const std::byte* memory =
+        reinterpret_cast<std::byte*>(&channel_of(pairs, 1, 0) + 1) + one.span_bytes;
+    const Posted sent = pairs.send(1, 0, one.num_bytes), got = pairs.receive(0, 1, one.num_bytes);
+    while (!pairs.look(0, got)) pairs.look(1, sent);
+    require_message(got, 1);
+    for (size_t at = 0; at < one.span_bytes; at += kChunk)
+      require_equal(int(memory[at]), at < one.ring_bytes ? 1 : 0, "a place of a chunk");
+    copy_ways.in_long_rings = usual;
+  }
+}
+
 void withdraw() {
   Pairs pairs(2);
   const Posted receive = pairs.receive(0, 1, 8), other = pairs.receive(0, 1, 8);
@@ -259,6 +284,7 @@ int main() {
   take_counted_messages();
   take_places_in_turn();
   take_memory_in_turn();
+  go_round_in_a_ring();
   withdraw();
   use_bays();
 }

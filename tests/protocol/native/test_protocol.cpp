@@ -185,7 +185,7 @@ template <class P>
 int run_all(uint64_t num_seeds, double timeout_s, uint64_t first_call) {
   for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
     copy_ways.answers_in_place = seed % 4 != 3;
-    copy_ways.fills_all_slots = seed % 8 < 4;
+    copy_ways.in_long_rings = seed % 8 < 4;
     std::mt19937_64 random(seed);
     constexpr int kWorlds[] = {2, 3, 4, 7, 1};
     const int world_size = kWorlds[random() % 32 == 0 ? 4 : random() % 4];
