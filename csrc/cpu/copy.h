@@ -44,9 +44,9 @@ struct CopyWays {
   // of 16 KiB took 1.4 us and takes 0.9, and of 64 KiB 3.6 and 3.1.
   bool answers_in_place = false;
   // Long messages go round in more memory. Lines of a short ring are written again while the
-  // reader's cache holds them. All ranks have to agree on it. On a Zen 4 whose two CPUs lay near, a
-  // broadcast of 2 MiB took 172 us in four slots and takes 65 in twelve, 64 MiB 5.2 and 4.1 ms.
-  // Other CPUs show no such step where few slots begin.
+  // reader's cache holds them. The ranks of a node have to agree on it. On a Zen 4 with near CPUs a
+  // broadcast of 2 MiB took 172 us in four slots, and takes 65 in twelve. Other CPUs show no such
+  // step where few slots begin.
   bool in_long_rings = false;
   // The line of a message's number is fetched while its bytes are copied. On an Ice Lake an
   // exchange of 64 bytes took 0.37 us without, and takes 0.32. A Zen 4 gains nothing.
@@ -65,9 +65,11 @@ inline CopyWays copy_ways_of_this_cpu() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   __get_cpuid(1, &eax, &ebx, &ecx, &edx);
   const unsigned family = (eax >> 8 & 0xf) + (eax >> 20 & 0xff);
-  constexpr unsigned kZen5Family = 0x1a;
+  const unsigned extended_model = eax >> 16 & 0xf;
+  constexpr unsigned kZen4Family = 0x19, kZen5Family = 0x1a;  // Zen 3 has Zen 4's
+  constexpr unsigned kZen4Models = 1U << 0x1 | 1U << 0x6 | 1U << 0x7 | 1U << 0xa;
   if (__builtin_cpu_supports("avx2")) ways.by_vectors = kLeastByVectors;
-  ways.in_long_rings = family < kZen5Family && __builtin_cpu_supports("avx512f");  // Zen 4
+  ways.in_long_rings = family == kZen4Family && (kZen4Models >> extended_model & 1) != 0;
   ways.exchanged = CopyWays::kNever;  // the kernel copies slowly: all come in chunks
   // By turns on a Zen 3, parts of 8 MiB take 9 to 28 % less time. Parts of 4 MiB take up to 13 %
   // more. On a Zen 5 a broadcast of 16 MiB takes 306 us so. Were it 32 MiB here, 345 us.

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "cpu/copy.h"
 #include "cpu/reduce.h"
 #include "fastcoll/integrations/gil.h"
 #include "group/first_touch.h"
@@ -327,6 +328,10 @@ void bind_machine(py::module_& module) {
     for (int level = int(best_simd_level()); level >= 0; --level)
       if (name == simd_level_name(SimdLevel(level))) return set_simd_level(SimdLevel(level));
     throw Failure(ErrorKind::usage, "SIMD level \"" + name + "\" is not one of this machine's");
+  });
+  module.def("ring_ways", [] {
+    return std::string(copy_ways.answers_in_place ? "answers in place" : "own scratch alone") +
+           (copy_ways.in_long_rings ? ", long rings" : ", short rings");
   });
   module.attr("K_INLINE_MAX_BYTES") = kInlineMaxBytes;
   module.attr("K_SLOT_BYTES") = kSlotBytes;

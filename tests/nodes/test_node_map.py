@@ -60,6 +60,16 @@ def test_a_shared_id_on_two_machines_is_refused() -> None:
         map_nodes([first, dataclasses.replace(second, machine="another")])
 
 
+def test_ranks_of_one_machine_that_see_different_cpus_are_refused() -> None:
+    def differing(nodes: str) -> list[Hello]:
+        first, *others = hellos(nodes)
+        return [dataclasses.replace(first, ring_ways="emulated"), *others]
+
+    assert map_nodes(differing("ab")).num_nodes == 2
+    with pytest.raises(UsageError, match=r"kinds of CPU .*: emulated on ranks \[0\]; .* \[1\]"):
+        map_nodes(differing("aa"))
+
+
 @pytest.mark.parametrize(
     ("nodes", "sizes", "ids"),
     [

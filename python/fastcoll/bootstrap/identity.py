@@ -67,6 +67,7 @@ class Hello:
     cpu_quota: int  # how many CPUs its cgroup may keep busy
     version: str
     layout: str
+    ring_ways: str  # which lines its CPU writes next (CopyWays in csrc/cpu/copy.h)
     numerics: str
     hop: str  # how the group moves bytes between nodes, if it has several
     address: str  # name of the abstract socket on which the rank listens
@@ -110,6 +111,7 @@ def describe_rank(
         cpu_quota=cpu_quota(),
         version=library_version(),
         layout=layout(),
+        ring_ways=_C.ring_ways(),
         numerics=terms.numerics,
         hop=terms.hop,
         address=address,
@@ -166,8 +168,8 @@ def map_nodes(hellos: Sequence[Hello]) -> NodeMap:
     verdict.
 
     Raises:
-        UsageError: Ranks of one node are on different machines or of different users, or there are
-            several nodes and the ranks want different carriers.
+        UsageError: Ranks of one node are on different machines, of different users or see different
+            CPUs. Or there are several nodes and the ranks want different carriers.
     """
     nodes: list[tuple[int, ...]] = []
     for ranks in _by_value([hello.node for hello in hellos]).values():
@@ -179,6 +181,9 @@ def map_nodes(hellos: Sequence[Hello]) -> NodeMap:
                 f"share memory: {sides}. Give each machine or container an id of its own"
             )
         _require_equal([f"uid {hello.uid}" for hello in here], "users", ranks)
+        # An emulator shows its process another CPU, which would look for bytes in other places.
+        cpus = "kinds of CPU (an emulator or a debugger shows a process another one)"
+        _require_equal([hello.ring_ways for hello in here], cpus, ranks)
         nodes += _split(ranks)
     if len(nodes) > 1:
         _require_equal([hello.hop for hello in hellos], "ways between nodes")
