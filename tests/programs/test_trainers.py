@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2000)]
         ("transformers", "trainer"),
         ("transformers", "tensor_parallel"),
         ("deepspeed", "deepspeed"),
+        ("trl", "grpo"),
+        ("torchmetrics", "torchmetrics"),
     ],
 )
 def test_a_training_is_that_on_gloo(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small trainings by Lightning, Fabric, Accelerate, Trainer, transformers TP and DeepSpeed.
+"""Small trainings by Lightning, Fabric, Accelerate, Trainer, transformers TP, DeepSpeed and TRL.
 
 Each takes the name of torch's backend and returns the losses and a hash of the weights, by which
 tests compare backends bit by bit.
@@ -217,3 +217,84 @@ def _zero(engine: Any, stage: int) -> list[float]:
         runner.step()
         losses.append(float(loss))
     return losses
+
+
+def grpo(backend: str) -> Any:
+    """TRL's GRPO of a Llama with PEFT's LoRA: ranks generate, then share texts and rewards."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from trl import GRPOConfig, GRPOTrainer
+
+    dist.init_process_group(backend)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        pad_token_id=0,
+    )
+    arguments = GRPOConfig(
+        output_dir=str(folder() / "out"),
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=8,
+        max_steps=STEPS,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        seed=0,
+    )
+    runner = GRPOTrainer(
+        model=LlamaForCausalLM(config),
+        reward_funcs=lambda completions, **_: [float(len(text) % 7) for text in completions],
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": [f"w{i} w{i + 1}" for i in range(24)]}),
+        processing_class=_words(),
+        peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
+    )
+    runner.train()
+    assert dist.get_backend() == backend
+    rewards = [row["reward"] for row in runner.state.log_history if "reward" in row]
+    return rewards, digest(runner.model.parameters())
+
+
+def _words() -> Any:
+    """A tokenizer of 60 words, made without a download."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(60))]
+    index = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(index, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
+
+
+def torchmetrics(backend: str) -> Any:
+    """Metrics over ranks that saw unequal numbers of samples, or none."""
+    import torchmetrics as metrics
+
+    dist.init_process_group(backend)
+    rank = dist.get_rank()
+    source = torch.Generator().manual_seed(rank)
+    scores = torch.rand(20 + 3 * rank, 4, generator=source).softmax(1)
+    labels = torch.randint(0, 4, (len(scores),), generator=source)
+    found = {}
+    for name in ("MulticlassAccuracy", "MulticlassAUROC", "MulticlassConfusionMatrix"):
+        metric = getattr(metrics.classification, name)(num_classes=4)
+        metric.update(scores, labels)
+        found[name] = metric.compute().tolist()
+    for name in ("CatMetric", "MeanMetric", "MaxMetric"):
+        metric = getattr(metrics, name)()
+        if rank:
+            metric.update(scores[:, 0])
+        found[name] = metric.compute().tolist()
+    return found
