@@ -24,6 +24,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """`on_cpu(name)` is a script of bench/gpu whose ranks have their tensors on the CPU."""
     from fastcoll.measure import gpu_ranks
 
+    # The scripts set it, and tests that come later in this process would have as few channels.
+    monkeypatch.setenv("FASTCOLL_GPU_CHANNELS", "0")
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
