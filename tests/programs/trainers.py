@@ -162,21 +162,12 @@ def trainer(backend: str) -> Any:
 
 def tensor_parallel(backend: str) -> Any:
     """A Llama of transformers, split over the ranks by its own plan."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
     dist.init_process_group(backend)
     place = folder() / f"model-{backend}"
     if dist.get_rank() == 0:
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        )
-        LlamaForCausalLM(config).save_pretrained(place)
+        _llama(num_hidden_layers=2, num_key_value_heads=2).save_pretrained(place)
     dist.barrier()
     model = LlamaForCausalLM.from_pretrained(place, tp_plan="auto")
     assert dist.get_backend() == backend
@@ -223,19 +214,9 @@ def grpo(backend: str) -> Any:
     """TRL's GRPO of a Llama with PEFT's LoRA: ranks generate, then share texts and rewards."""
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import LlamaConfig, LlamaForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
     dist.init_process_group(backend)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        pad_token_id=0,
-    )
     arguments = GRPOConfig(
         output_dir=str(folder() / "out"),
         use_cpu=True,
@@ -251,7 +232,7 @@ def grpo(backend: str) -> Any:
         seed=0,
     )
     runner = GRPOTrainer(
-        model=LlamaForCausalLM(config),
+        model=_llama(num_hidden_layers=1, pad_token_id=0),
         reward_funcs=lambda completions, **_: [float(len(text) % 7) for text in completions],
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": [f"w{i} w{i + 1}" for i in range(24)]}),
@@ -262,6 +243,15 @@ def grpo(backend: str) -> Any:
     assert dist.get_backend() == backend
     rewards = [row["reward"] for row in runner.state.log_history if "reward" in row]
     return rewards, digest(runner.model.parameters())
+
+
+def _llama(**facts: int) -> Any:
+    """A small Llama, the same on every rank."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, **facts))
 
 
 def _words() -> Any:

@@ -23,6 +23,11 @@ from fastcoll.native import _C
 
 _REFUSAL = "could not come"
 _MOST_RANKS = _C.K_MAX_WORLD  # that share one region
+# A rank that sees another CPU would look for its peers' bytes in other places.
+_CPUS = (
+    "kinds of CPU (an emulator shows its process another one: run all ranks under it, or give that "
+    "rank a FASTCOLL_NODE_ID of its own)"
+)
 
 
 @cache  # reading it takes a millisecond, and each group asks
@@ -181,9 +186,7 @@ def map_nodes(hellos: Sequence[Hello]) -> NodeMap:
                 f"share memory: {sides}. Give each machine or container an id of its own"
             )
         _require_equal([f"uid {hello.uid}" for hello in here], "users", ranks)
-        # An emulator shows its process another CPU, which would look for bytes in other places.
-        cpus = "kinds of CPU (an emulator or a debugger shows a process another one)"
-        _require_equal([hello.ring_ways for hello in here], cpus, ranks)
+        _require_equal([hello.ring_ways for hello in here], _CPUS, ranks)
         nodes += _split(ranks)
     if len(nodes) > 1:
         _require_equal([hello.hop for hello in hellos], "ways between nodes")
