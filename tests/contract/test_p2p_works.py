@@ -155,9 +155,10 @@ def whose_memory(rank: Rank) -> list[bool]:
     gc.collect()
     seen = [alive() is not None]
     group.barrier()
-    group.isend(torch.ones(50_000), after)
+    group.isend(torch.ones(50_000), after).wait()
     while alive() is not None:  # until the thread that moved it sees that nothing more comes
         time.sleep(0.01)
+    group.barrier()  # else a rank that has its message leaves while the next waits for one
     group.close()
     return [*seen, alive() is not None]
 
