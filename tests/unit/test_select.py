@@ -168,11 +168,12 @@ def test_the_reasons_name_every_candidate() -> None:
     assert "us" in reasons["one_shot"]
 
 
-def test_the_root_of_a_large_reduce_is_helped() -> None:
-    """As measured: one_shot to half a segment, where the others stage; then two_shot."""
+@pytest.mark.parametrize(("world", "alone_to_kib"), [(2, 16 << 10), (4, 8), (8, 0)])
+def test_the_root_of_a_large_reduce_of_many_is_helped(world: int, alone_to_kib: int) -> None:
+    """As measured with 2 ranks: one_shot, whose other rank stages meanwhile. Many share the sum."""
     for num_kib in (8, 32, 128, 512, 2 << 10, 16 << 10):
-        chosen = select(plain_request(Verb.reduce, num_kib << 8), algorithms.ALL).plan.algorithm
-        assert chosen.name == ("one_shot" if num_kib <= 32 else "two_shot")
+        chosen = select(plain_request(Verb.reduce, num_kib << 8, world), algorithms.ALL).plan
+        assert chosen.algorithm.name == ("one_shot" if num_kib <= alone_to_kib else "two_shot")
 
 
 @pytest.mark.parametrize(
@@ -186,6 +187,8 @@ def test_the_root_of_a_large_reduce_is_helped() -> None:
         (Verb.scatter, 4, 128 << 10, 96 << 10),
         (Verb.scatter, 8, 128 << 10, 128 << 10),
         (Verb.all_gather, 2, 128 << 10, 128 << 10),
+        (Verb.reduce, 2, 128 << 10, 32 << 10),  # by one_shot
+        (Verb.reduce, 4, 128 << 10, 128 << 10),  # by two_shot
     ],
 )
 def test_a_part_that_goes_one_way_has_small_segments(

@@ -26,21 +26,12 @@ def estimate_us(request: Request, calibrated: Costs | None = None) -> float:
     costs, share = shared.costs(request, calibrated), shared.share(request)
     giving_us = size * costs.copy_us_per_byte
     reading_us = size * peers * (costs.peer_us_per_byte + costs.reduce_us_per_byte)
-    is_amd = shared.is_amd(request) and not request.on_gpu
     # A reduce: the root alone reads, while the others stage the next segment.
     if request.verb is not Verb.reduce:
         moving_us = (giving_us + reading_us) * share
-    elif is_amd:  # all the CPUs' work, or the root's. Fits 2 to 4 ranks on 2 CPUs of a Zen 4.
+    else:  # all the CPUs' work, or the root's. Fits 2 to 4 ranks on 2 CPUs of a Zen 4 and a Xeon.
         all_us = (giving_us * peers + reading_us) * share / request.world_size
         moving_us = max(reading_us, all_us)
-    elif share == 1:
-        moving_us = reading_us
-        if not request.on_gpu:
-            # The root has its own input and the result to move, too. Fits a Xeon whose root staged
-            # its input as well; not measured since it does not.
-            moving_us += max(0, size - shared.SEGMENT_BYTES // 4) * costs.copy_us_per_byte
-    else:  # the others' work on the CPUs that there are; the root's is one CPU's alone
-        moving_us = giving_us * peers * share / request.world_size + reading_us
     return shared.sync_us(request, costs) + moving_us
 
 
