@@ -233,6 +233,15 @@ def test_a_small_bench_runs_and_its_file_fits(level: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_an_algorithm_is_measured_where_inputs_are_rewritten(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    options = f"--sizes 64K --rounds 1 --window-us 200 --level c --json {path}"
+    result = runner.invoke(app, ["bench", "reduce", "--algorithm", "two_shot", *options.split()])
+    assert result.exit_code == 0, result.output
+    assert json.loads(path.read_text())["rows"][0]["cells"][0]["status"] == "measured"
+
+
+@pytest.mark.slow
 def test_asynchronous_calls_are_measured(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     options = "--async-op --sizes 1K --rounds 1 --window-us 200 --vs gloo,core"

@@ -68,7 +68,8 @@ class Fastcoll(Library):
             output=output,
             op=_torch_op(cell.op),
             root=cell.root,
-            algorithm=self.config.algorithm,
+            # The barrier before a call (`_before`) takes no algorithm of a reduction.
+            algorithm=self.config.algorithm if cell.verb in _REDUCTIONS else "auto",
         )
         return call, check(call, self.rank, self.world_size)
 
