@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import fastcoll
+from fastcoll.nodes.verdict import doors, machines
 
 
 def tell(value: Any) -> None:
@@ -46,6 +47,26 @@ def go_on(limit_s: float) -> None:
     tell([group.node_map.nodes, tensor.unique().tolist()])
 
 
+def until_silent(limit_s: float) -> None:
+    """Calls until an error comes; machines count as lost within seconds. Rank 0 receives."""
+    doors.PROBES, machines.SILENT_S = (1, 1, 2), 1.0
+    group: Any = fastcoll.init(timeout_s=limit_s)
+    tensor = torch.zeros(500_000)
+    if group.rank != 2:
+        time.sleep(0.2)  # a long wait there: it finds the doors
+    fastcoll.all_reduce(tensor)
+    if group.rank == 2:
+        time.sleep(1.5)  # and here
+    fastcoll.barrier()
+    tell("ready")
+    try:
+        while group.rank:
+            fastcoll.all_reduce(tensor)
+        group.recv(tensor, 2)
+    except fastcoll.FastcollError as error:
+        tell([type(error).__name__, str(error), list(getattr(error, "ranks", ()))])
+
+
 def train(limit_s: float) -> None:
     """Train with DDP and with FSDP2, as a program that torchrun starts; results go to a folder."""
     from tests.support import training
@@ -61,7 +82,7 @@ def train(limit_s: float) -> None:
 
 
 PROGRAMS: dict[str, Callable[[float], None]] = {
-    program.__name__: program for program in (until_broken, go_on, train)
+    program.__name__: program for program in (until_broken, go_on, until_silent, train)
 }
 
 if __name__ == "__main__":

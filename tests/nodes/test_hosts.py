@@ -64,6 +64,19 @@ def test_a_cut_link_is_an_error_on_both_sides() -> None:
         assert seconds < LIMIT_S + 12
 
 
+def test_a_machine_that_no_longer_answers_is_named_before_the_limit() -> None:
+    """Rank 0 waits in a receive, the others in a collective; all for a link that was cut."""
+    with Hosts() as hosts, Ranks(hosts, (0, 0, 1, 1), "until_silent", "120") as ranks:
+        assert ranks.hear() == ["ready"] * 4
+        hosts.cut()
+        found = ranks.hear()
+    for rank, (kind, text, blamed) in enumerate(found):
+        other = 1 - rank // 2
+        assert kind == "PeerLostError", text
+        assert "no answer from that machine any more" in text, text
+        assert blamed == [2 * other, 2 * other + 1]
+
+
 def test_a_host_that_is_cut_off_is_named_by_all_others() -> None:
     """Three hosts, of which two still reach each other."""
     require_hosts(3)

@@ -13,9 +13,10 @@ import pytest
 from torch.distributed import HashStore
 
 from fastcoll.bootstrap.node_map import NodeMap, Seat
-from fastcoll.nodes.verdict import doors
+from fastcoll.nodes.verdict import lookout
 from fastcoll.nodes.verdict.board import Board
-from fastcoll.nodes.verdict.doors import Door, Lookout
+from fastcoll.nodes.verdict.doors import Door
+from fastcoll.nodes.verdict.lookout import Lookout
 
 NODES = ((0,), (1, 2), (3,))
 SEAT = Seat(NodeMap(NODES, ("a", "b", "c"), ("a", "b", "c")), 0, "nonce")
@@ -25,7 +26,7 @@ class House:
     """The doors of all ranks, in this process; rank 0 looks at them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doors, "_LONELY_S", 0.0)
+        monkeypatch.setattr(lookout, "_LONELY_S", 0.0)
         self.board = Board(HashStore(), "nonce")
         self.doors = [Door(self.board, rank) for rank in range(4)]
         self.lost: set[int] = set()

@@ -13,8 +13,8 @@ import pytest
 from torch.distributed import HashStore
 
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.bootstrap.node_map import NodeMap
-from fastcoll.errors import AbortedError, CollectiveTimeout
+from fastcoll.bootstrap.node_map import NodeMap, Seat
+from fastcoll.errors import AbortedError, CollectiveTimeout, PeerLostError
 from fastcoll.nodes.gpus import in_flight
 from fastcoll.nodes.transfers.channels import Channel, Ends
 from fastcoll.nodes.transfers.local import LocalTransfers
@@ -22,6 +22,7 @@ from fastcoll.nodes.transfers.turns import Turns
 from fastcoll.nodes.verdict import board as board_module
 from fastcoll.nodes.verdict import watch
 from fastcoll.nodes.verdict.board import Board
+from fastcoll.nodes.verdict.doors import Door
 
 CALL = 5
 
@@ -55,14 +56,19 @@ class Node:
         self.is_broken = True
 
 
+def make_alone(node_map: NodeMap, node: Node, board: Board) -> watch.Watch:
+    """Return the watch of rank 0, whose board knows no door."""
+    seat, door = Seat(node_map, 0, "nonce"), Door(board, 0)
+    return watch.Watch("default", seat, node, board, door)  # type: ignore[arg-type]
+
+
 def make_watch(verdict_sequence: int) -> tuple[watch.Watch, Node]:
     """Return the watch of a rank in call 5, where the other node found a verdict."""
     board, node = Board(HashStore(), "nonce"), Node()
     board.decide_verdict(AbortedError("the other node's", [1]), verdict_sequence)
     while board.verdict() is None:
         time.sleep(0.001)
-    node_map = NodeMap(((0,), (1,)), ("a", "b"), ("a", "b"))
-    made = watch.Watch("default", 0, node_map, node, board)  # type: ignore[arg-type]
+    made = make_alone(NodeMap(((0,), (1,)), ("a", "b"), ("a", "b")), node, board)
     made.begin(CALL, "all_reduce")
     made.late = lambda _: AssertionError("waited to the limit")  # type: ignore
     return made, node
@@ -80,6 +86,22 @@ def test_a_rank_that_listens_breaks_its_node_by_a_verdict_of_its_call(later: boo
     made, node = make_watch(CALL + later)
     made.listen()
     assert node.is_broken is not later
+
+
+def test_a_lost_machine_ends_a_wait_and_breaks_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, node = Board(HashStore(), "nonce"), Node()
+    made = make_alone(NodeMap(((0,), (1, 2), (3,)), ("a", "b", "c"), ("a", "b", "c")), node, board)
+    made.begin(CALL, "all_reduce")
+    with pytest.raises(CollectiveTimeout):
+        made.wait([Transfer(1000)], Deadline(0.1))
+    monkeypatch.setattr(made._machines, "lost_nodes", lambda: [1])
+    with pytest.raises(
+        PeerLostError, match=r"all_reduce #5 .* lost node 1 \(b\): ranks 1, 2"
+    ) as lost:
+        made.wait([Transfer(1000)], Deadline(5))
+    assert [*lost.value.ranks] == [1, 2]
+    made.listen()
+    assert node.is_broken
 
 
 def test_a_question_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +125,7 @@ def test_a_timeout_leaves_an_earlier_calls_rank_a_moment_to_name_the_missing(
     board, node = Board(HashStore(), "nonce"), Node()
     ranks = tuple((rank,) for rank in range(num_nodes))
     names = ("a", "b", "c")[:num_nodes]
-    node_map = NodeMap(ranks, names, names)
-    made = watch.Watch("default", 0, node_map, node, board)  # type: ignore[arg-type]
+    made = make_alone(NodeMap(ranks, names, names), node, board)
     made.begin(CALL, "barrier")
     if num_nodes == 3:
         better = CollectiveTimeout("node 1 waited for node 2", [2])

@@ -51,7 +51,8 @@ from fastcoll.nodes.symmetric import agreed
 from fastcoll.nodes.transfers.channels import Ends
 from fastcoll.nodes.transfers.transfers import NodeTransfers
 from fastcoll.nodes.verdict.board import Board
-from fastcoll.nodes.verdict.doors import Door, Lookout
+from fastcoll.nodes.verdict.doors import Door
+from fastcoll.nodes.verdict.lookout import Lookout
 from fastcoll.nodes.verdict.wait_chain import Waits
 from fastcoll.nodes.verdict.watch import Watch, ignore_errors
 from fastcoll.text import error_in_words
@@ -92,7 +93,7 @@ class HierarchicalCommunicator(BaseGroup):
     ) -> None:
         if store is None:
             raise UsageError("a group over several nodes needs a store that all ranks can reach")
-        self.node_map = node_map = seat.node_map
+        self.node_map = seat.node_map
         self._name = name
         self._rank = rank = seat.rank
         self._settings = settings
@@ -105,19 +106,17 @@ class HierarchicalCommunicator(BaseGroup):
         self._counting = threading.RLock()
         self._closing = threading.Lock()
         self._queue = CallQueue(self)
-        own = PrefixStore(f"fastcoll/{seat.nonce}", store)
+        self._own_store = own = PrefixStore(f"fastcoll/{seat.nonce}", store)
         self._board = board = Board(store, seat.nonce, settings.making_s)
-        self._watch = Watch(name, rank, node_map, node_group, board)
+        self._door = door = Door(board, rank)
+        self._watch = Watch(name, seat, node_group, board, door)
         make = maker_of(settings.carrier)
         with hidden_from_modes():
             carriers = make_lanes(make, own, seat, node_group, board, settings.making_s)
-            self._lanes = Lanes(node_map, rank, node_group, carriers, self._watch)
-        self._door = door = Door(board, rank)
+            self._lanes = Lanes(seat.node_map, rank, node_group, carriers, self._watch)
         lookout = partial(Lookout, seat, board, self._watch, self._lanes.has_lost, door)
-        waits = Waits(board, rank)
-        ends = Ends(seat, make, own, board, self._watch, waits, settings, lookout)
+        ends = Ends(seat, make, own, board, self._watch, Waits(board, rank), settings, lookout)
         self._transfers = NodeTransfers(ends, node_group)
-        self._own_store = own
         self._gpus: NodeGpus | None = None  # until the first call with a tensor there
 
     @property
@@ -394,6 +393,7 @@ class HierarchicalCommunicator(BaseGroup):
         is_broken = self._watch.error is not None
         self._lanes.close(is_broken=is_broken, is_in_use=self._watch.is_in_call)
         self._door.close()
+        self._watch.close()
         ignore_errors(self._node_group.close)
 
     def _where(self) -> str:

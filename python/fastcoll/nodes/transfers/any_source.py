@@ -18,7 +18,7 @@ from fastcoll.errors import CollectiveTimeout, FastcollError
 from fastcoll.nodes.transfers.channels import Channel, Ends, InOrder, senders_key
 from fastcoll.nodes.transfers.turns import Turns
 from fastcoll.nodes.verdict.backoff import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOK_EVERY_S
-from fastcoll.nodes.verdict.doors import Lookout
+from fastcoll.nodes.verdict.lookout import Lookout
 from fastcoll.nodes.verdict.watch import ignore_errors
 
 _FIRST_LOOK_S = 1e-3

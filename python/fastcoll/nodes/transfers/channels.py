@@ -36,7 +36,7 @@ from fastcoll.nodes.transfers.payloads import HostPayload, Payload, WaitFor
 from fastcoll.nodes.transfers.turns import Turns
 from fastcoll.nodes.verdict.backoff import wait_until
 from fastcoll.nodes.verdict.board import Board
-from fastcoll.nodes.verdict.doors import Lookout
+from fastcoll.nodes.verdict.lookout import Lookout
 from fastcoll.nodes.verdict.store import PollingStore
 from fastcoll.nodes.verdict.wait_chain import Waits
 from fastcoll.nodes.verdict.watch import Watch

@@ -2,13 +2,9 @@
 """Doors: ports by which ranks of other nodes see that a rank lives, or is gone.
 
 A rank that computes has no thread to answer. So its kernel does: a port takes connections while its
-process lives, and refuses them from then on. Nothing is sent there. A rank that waits long for a
-rank with which it shares no connection looks at that rank's door. Decides the address of a door,
-and when a refusal proves that a rank is gone. Must not know what a wait is for.
-
-A firewall may refuse, too, or an address be another machine's. So a refusal alone proves nothing:
-another door of that node must have answered, or a lane to it be broken. A host that is cut off
-answers nothing, and the limit ends the wait.
+process lives, and refuses them from then on. Nothing is sent there. Decides the address of a door,
+and what an open connection, a refusal and no answer say. Must not know who asks (lookout.py,
+machines.py).
 """
 
 import ipaddress
@@ -16,22 +12,19 @@ import json
 import os
 import socket
 import threading
-import time
 import weakref
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from fastcoll.bootstrap.blocking_calls import in_background
 from fastcoll.bootstrap.identity import machine
-from fastcoll.bootstrap.node_map import Seat
-from fastcoll.errors import FastcollError, PeerLostError
+from fastcoll.errors import FastcollError
 from fastcoll.nodes.verdict.board import Board
-from fastcoll.nodes.verdict.watch import Watch
 
-# How often a wait looks whether its peer is gone. Each look costs memory; see `Carrier.has_lost`.
-_LONELY_S = 1.0
 # A host far away answers sooner. Another wait for the same rank loses no more than this.
 _ANSWER_S = 0.3
+# Seconds until a connection's kernel probes a silent door, and from probe to probe; their number.
+# After 20 s without an answer the connection is broken.
+PROBES = 5, 5, 3
 # Connections that wait at a door, which its rank clears now and then. Full, it answers nothing.
 _BACKLOG = 1024
 # Addresses of no host, which are routed as any host's: they tell this host's own address.
@@ -122,7 +115,18 @@ def _close_inherited() -> None:
 os.register_at_fork(after_in_child=_close_inherited)
 
 
-class _Line:
+def find_place(board: Board, rank: int, own: Door) -> tuple[str, int] | None:
+    """Return the address and port of a rank's door, as far as it is known; `own` is the asker's."""
+    text = board.read(f"door/{rank}")
+    if not text:
+        return None
+    address, port, is_of = json.loads(text)
+    if ipaddress.ip_address(address).is_loopback and is_of != own.machine:
+        return None
+    return address, port
+
+
+class Line:
     """A connection to another rank's door, kept while that is open."""
 
     def __init__(self, place: tuple[str, int]) -> None:
@@ -140,6 +144,10 @@ class _Line:
             return False
         except OSError:
             return None
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        names = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
+        for name, value in zip(names, PROBES, strict=True):
+            self._socket.setsockopt(socket.IPPROTO_TCP, name, value)
         self._socket.setblocking(False)
         return True
 
@@ -155,71 +163,3 @@ class _Line:
         if self._socket is not None:
             self._socket.close()
         self._socket = None
-
-
-class Lookout:
-    """The look of one long wait at the ranks for which it waits; ends with its context."""
-
-    def __init__(
-        self, seat: Seat, board: Board, watch: Watch, has_lost: Callable[[int], bool], door: Door
-    ) -> None:
-        self._node_map = seat.node_map
-        self._board = board
-        self._watch = watch
-        self._has_lost = has_lost
-        self._door = door
-        self._next_look = time.monotonic() + _LONELY_S
-        self._lines: dict[int, _Line] = {}
-        self._gone: set[int] = set()
-        self._reachable: set[int] = set()  # nodes of which a door has answered
-
-    def __enter__(self) -> "Lookout":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for line in self._lines.values():
-            line.close()
-
-    def are_gone(self, ranks: Sequence[int]) -> bool:
-        """Return whether all of these ranks are known to be gone, if it is time to look."""
-        if time.monotonic() < self._next_look:
-            return False
-        self._next_look = time.monotonic() + _LONELY_S
-        self._door.clear()
-        return all(rank in self._gone or self._is_gone(rank) for rank in ranks)
-
-    def error(self, name: str, ranks: Sequence[int]) -> FastcollError:
-        """Return the error of a wait for ranks that are gone, or a better-informed rank's."""
-        which = f"rank {ranks[0]}: its" if len(ranks) == 1 else f"ranks {list(ranks)}: their"
-        return self._watch.await_verdict() or PeerLostError(
-            f"{name} lost {which} process ended or left the group", ranks
-        )
-
-    def _is_gone(self, rank: int) -> bool:
-        if self._has_lost(rank) or self._board.is_gone(rank) or self._is_refused(rank):
-            self._gone.add(rank)
-            return True
-        return False
-
-    def _is_refused(self, rank: int) -> bool:
-        if self._lives(rank) is not False:
-            return False
-        node, _ = self._node_map.places[rank]
-        others = [other for other in self._node_map.nodes[node] if other != rank]
-        return node in self._reachable or any(
-            self._has_lost(other) or self._lives(other) for other in others
-        )
-
-    def _lives(self, rank: int) -> bool | None:
-        if rank not in self._lines:
-            text = self._board.read(f"door/{rank}")
-            if not text:
-                return None
-            address, port, is_of = json.loads(text)
-            if ipaddress.ip_address(address).is_loopback and is_of != self._door.machine:
-                return None
-            self._lines[rank] = _Line((address, port))
-        lives = self._lines[rank].lives()
-        if lives:
-            self._reachable.add(self._node_map.places[rank][0])
-        return lives

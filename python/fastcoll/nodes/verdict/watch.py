@@ -22,7 +22,7 @@ from contextlib import contextmanager
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.forks import refusal
-from fastcoll.bootstrap.node_map import NodeMap
+from fastcoll.bootstrap.node_map import Seat
 from fastcoll.calls.group import BaseGroup
 from fastcoll.errors import (
     AbortedError,
@@ -36,6 +36,8 @@ from fastcoll.native import _C
 from fastcoll.nodes.carriers.carrier import Started
 from fastcoll.nodes.verdict.backoff import LOOK_EVERY_S, wait_until
 from fastcoll.nodes.verdict.board import Board, error_from_text, text_of_error
+from fastcoll.nodes.verdict.doors import Door
+from fastcoll.nodes.verdict.machines import Machines
 
 # A wait this long says so on the board, and looks there for a verdict. That is rare enough for a
 # store that serves a thousand nodes, and lets a rank see an error well within a second.
@@ -57,17 +59,18 @@ class Watch:
     """One rank's waits in a group over several nodes."""
 
     def __init__(
-        self, name: str, rank: int, node_map: NodeMap, node_group: BaseGroup, board: Board
-    ):
+        self, name: str, seat: Seat, node_group: BaseGroup, board: Board, door: Door
+    ) -> None:
         self.error: FastcollError | None = None
         self.sequence = 0
         self.call = "init"
         self.name = name
-        self._rank = rank
-        self._node_map = node_map
-        self._node, self._local_rank = node_map.places[rank]
+        self._rank = seat.rank
+        self._node_map = seat.node_map
+        self._node, self._local_rank = seat.node_map.places[seat.rank]
         self._node_group = node_group
         self._board = board
+        self._machines = Machines(seat, board, door)
         self._process = os.getpid()
         self._next_look = 0.0
         self._next_roll_call = 0.0
@@ -190,11 +193,21 @@ class Watch:
         if self.error:
             return self.error
         ignore_errors(self._tell_gone)  # a group that is closed has no peers
-        verdict = self._board.verdict()
+        verdict = self._board.verdict() or self._lost_machines()
         if verdict is None or self._board.verdict_sequence <= self.sequence:
             return verdict
         self._moment = self._moment or Deadline(GRACE_S)
         return verdict if self._moment.passed() else None
+
+    def _lost_machines(self) -> FastcollError | None:
+        nodes = self._machines.lost_nodes()
+        if not nodes:
+            return None
+        return PeerLostError(
+            f"{self._describe()} lost {self._node_map.describe(nodes)}: no answer from that "
+            "machine any more (is it up, and the network there and here?)",
+            self._ranks_of(nodes),
+        )
 
     def _tell_gone(self) -> None:
         if (now := time.monotonic()) < self._next_roll_call:
@@ -204,6 +217,10 @@ class Watch:
             if rank not in self._told_gone and self._node_group.peer_is_gone(local):
                 self._told_gone.add(rank)
                 self._board.tell_gone(rank)
+
+    def close(self) -> None:
+        """Look at no other machine any more."""
+        self._machines.close()
 
     def await_verdict(self) -> FastcollError | None:
         """Wait a moment for the verdict of a better-informed rank."""
