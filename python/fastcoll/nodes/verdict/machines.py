@@ -36,7 +36,8 @@ class Machines:
         self._node, self._local_rank = seat.node_map.places[seat.rank]
         self._board = board
         self._door = door
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, Line] = {}  # to a door of each node
+        self._spare: dict[int, tuple[str, int]] = {}  # another door there
         self._attempts: dict[int, int] = {}  # at nodes that have never answered
         self._unwatched: set[int] = set()
         self._answered: set[int] = set()
@@ -100,18 +101,22 @@ class Machines:
 
     def _answers_elsewhere(self, node: int) -> bool:
         """Return whether another rank's door answers: connections may have filled the first."""
-        for rank in self._node_map.nodes[node]:
-            if place := find_place(self._board, rank, self._door):
-                with closing(Line(place)) as line:
-                    if line.lives() is not None:
-                        return True
-        return False
+        if node not in self._spare:
+            return False
+        with closing(Line(self._spare[node])) as line:
+            return line.lives() is not None
 
     def _find(self, node: int) -> bool:
+        """Find two doors of a node while the store answers, which may be on that machine."""
         if node not in self._lines:
             ranks = self._node_map.nodes[node]
-            place = find_place(self._board, ranks[self._local_rank % len(ranks)], self._door)
-            if place is None:
+            first, spare = (
+                find_place(self._board, ranks[(self._local_rank + more) % len(ranks)], self._door)
+                for more in (0, 1)
+            )
+            if first is None or spare is None:
                 return False
-            self._lines[node] = Line(place)
+            self._lines[node] = Line(first)
+            if spare != first:
+                self._spare[node] = spare
         return True
