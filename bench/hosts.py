@@ -126,6 +126,10 @@ class Hosts:
         """Take a host's link down."""
         _run("ip", "-n", self.names[host], "link", "set", LINK, "down")
 
+    def mend(self, host: int = 1) -> None:
+        """Take a host's link up again."""
+        _run("ip", "-n", self.names[host], "link", "set", LINK, "up")
+
     def sent_bytes(self) -> list[int]:
         """Return how many bytes each host has sent over its link so far."""
         return self._counted("tx")

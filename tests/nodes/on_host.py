@@ -47,24 +47,37 @@ def go_on(limit_s: float) -> None:
     tell([group.node_map.nodes, tensor.unique().tolist()])
 
 
+def find_machines(silent_s: float, limit_s: float) -> Any:
+    """Return a group in which each rank has waited long, so that it looks at the other machine."""
+    doors.PROBES, machines.SILENT_S = (1, 1, 2), silent_s
+    group = fastcoll.init(timeout_s=limit_s)
+    for late in (0, 2):
+        if group.rank == late:
+            time.sleep(1.5)
+        group.barrier()
+    tell("ready")
+    return group
+
+
 def until_silent(limit_s: float) -> None:
     """Calls until an error comes; machines count as lost within seconds. Rank 0 receives."""
-    doors.PROBES, machines.SILENT_S = (1, 1, 2), 1.0
-    group: Any = fastcoll.init(timeout_s=limit_s)
-    tensor = torch.zeros(500_000)
-    if group.rank != 2:
-        time.sleep(0.2)  # a long wait there: it finds the doors
-    fastcoll.all_reduce(tensor)
-    if group.rank == 2:
-        time.sleep(1.5)  # and here
-    fastcoll.barrier()
-    tell("ready")
+    group, tensor = find_machines(1.0, limit_s), torch.zeros(500_000)
     try:
         while group.rank:
             fastcoll.all_reduce(tensor)
         group.recv(tensor, 2)
     except fastcoll.FastcollError as error:
         tell([type(error).__name__, str(error), list(getattr(error, "ranks", ()))])
+
+
+def through_a_cut(limit_s: float) -> None:
+    """Calls for some seconds, over a link that is cut for fewer than a machine may be silent."""
+    find_machines(10.0, limit_s)
+    end, tensor = time.monotonic() + 6, torch.ones(500_000)
+    while tensor[0]:
+        tensor.fill_(time.monotonic() < end)
+        fastcoll.all_reduce(tensor)
+    tell("through")
 
 
 def train(limit_s: float) -> None:
@@ -82,7 +95,8 @@ def train(limit_s: float) -> None:
 
 
 PROGRAMS: dict[str, Callable[[float], None]] = {
-    program.__name__: program for program in (until_broken, go_on, until_silent, train)
+    program.__name__: program
+    for program in (until_broken, go_on, until_silent, through_a_cut, train)
 }
 
 if __name__ == "__main__":

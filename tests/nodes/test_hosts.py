@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,15 @@ def test_a_machine_that_no_longer_answers_is_named_before_the_limit() -> None:
         assert kind == "PeerLostError", text
         assert "no answer from that machine any more" in text, text
         assert blamed == [2 * other, 2 * other + 1]
+
+
+def test_a_short_cut_is_waited_out() -> None:
+    with Hosts() as hosts, Ranks(hosts, (0, 0, 1, 1), "through_a_cut", "120") as ranks:
+        assert ranks.hear() == ["ready"] * 4
+        hosts.cut()
+        time.sleep(4)  # both links of doors break meanwhile
+        hosts.mend()
+        assert ranks.hear() == ["through"] * 4
 
 
 def test_a_host_that_is_cut_off_is_named_by_all_others() -> None:
