@@ -5,6 +5,7 @@ import gc
 import os
 import random
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -19,8 +20,9 @@ import torch.distributed as dist
 import fastcoll
 from tests.contract.test_sequences import without_pause
 from tests.support.calls import Call, mixed
-from tests.support.harness import Attempt, Pool, Pools, Rank, Setup, attempt
+from tests.support.harness import LATE_S, Attempt, Pool, Pools, Rank, Setup, attempt
 from tests.support.perform import Result, Started, check
+from tests.support.waiting import wait_until
 
 
 def two_groups(rank: Rank, calls: list[Call], seed: int) -> list[Result]:
@@ -94,8 +96,9 @@ def leave_beside_a_receive(rank: Rank, rounds: int) -> list[tuple[bool, str]]:
         outcomes: list[Attempt] = []
         if rank.rank == 0:
             thread = threading.Thread(target=receive_into, args=(outcomes,))
+            num_held = sys.getrefcount(group())
             thread.start()
-            time.sleep(0.05)
+            wait_until(lambda: sys.getrefcount(group()) > num_held)  # noqa: B023
             fastcoll.destroy()
             gc.collect()
             is_there = group() is not None or outcomes != []
@@ -112,27 +115,34 @@ def test_a_group_that_is_closed_beside_a_receive(fresh_pool: Callable[..., Pool]
     assert found == [[(True, "UsageError")] * 8, []]
 
 
-def let_others_run(rank: Rank) -> int:
-    """How far another thread of rank 0 comes while rank 0 waits half a second."""
-    stop, steps = threading.Event(), 0
+FAR = 300  # steps; in a wait that only now and then lets others run they take 18 s
+
+
+def let_others_run(rank: Rank) -> float:
+    """How long rank 0 waits until another thread of it has come far; only then rank 1 comes."""
+    steps = 0
 
     def count() -> None:
         nonlocal steps
-        while not stop.wait(0.001):
+        while steps < FAR:
+            time.sleep(0.001)
             steps += 1
+        rank.tell("another thread came far")
 
+    if rank.rank == 1:
+        rank.wait_for("another thread came far")
+        rank.comm.all_reduce(torch.ones(2))
+        return 0.0
+    start = time.monotonic()
     thread = threading.Thread(target=count)
     thread.start()
-    if rank.rank == 1:
-        time.sleep(0.5)
     rank.comm.all_reduce(torch.ones(2))
-    stop.set()
     thread.join()
-    return steps
+    return time.monotonic() - start
 
 
 def test_a_wait_holds_no_lock_of_python(pools: Pools) -> None:
-    assert pools(2).run(let_others_run)[0] > 50
+    assert pools(2).run(let_others_run)[0] < LATE_S
 
 
 def disturb(pool: Pool, stop: threading.Event, longest_s: float) -> Callable[[], int]:
