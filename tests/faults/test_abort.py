@@ -25,12 +25,13 @@ def from_a_signal_handler(rank: Rank) -> Heard:
     def handle(number: int, frame: object) -> None:
         aborted[0] = time.monotonic()
         group.abort(f"signal {number}")
+        rank.tell("aborted")
 
     if rank.rank == 0:
         signal.signal(signal.SIGUSR2, handle)
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
     if rank.rank == 2:
-        time.sleep(1.0)
+        rank.wait_for("aborted")
     attempts = [attempt(group.all_reduce, torch.ones(3))]
     heard = time.monotonic()
     attempts.append(attempt(group.barrier))
