@@ -143,6 +143,8 @@ def reduce_for_ever(rank: Rank, numel: int) -> tuple[Attempt, list[float], list[
     """Until an error; what a survivor's fresh memory holds then, and a while later."""
     group = rank.comm.new_group()
     tensor = torch.zeros(numel)
+    group.all_reduce(tensor)
+    rank.tell(f"{numel}: rank {rank.rank} calls")
     while True:
         one = attempt(group.all_reduce, tensor, timeout_s=LIMIT_S)
         if one.kind:
@@ -163,7 +165,9 @@ def test_a_stopped_rank(pools: Pools, numel: int) -> None:
     """The others time out; when it wakes up it gets their verdict and writes nothing of theirs."""
     pool: Pool = pools(3)
     pool.start(reduce_for_ever, numel)
-    time.sleep(0.3)
+    for rank in range(3):
+        pool.wait_for(f"{numel}: rank {rank} calls")
+    time.sleep(0.1)
     os.kill(pool.pids[1], signal.SIGSTOP)
     for waiter in (0, 2):
         pool.wait_for(f"{numel}: rank {waiter} failed")
