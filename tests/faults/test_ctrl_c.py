@@ -35,8 +35,8 @@ def wait_behind_a_work(rank: Rank) -> tuple[float, Attempt, float]:
     work = rank.comm.all_reduce(tensor, async_op=True)
     one = Attempt("", "", 0.0)
     if rank.rank == 0:
-        rank.tell("waiting")
-        one = attempt(rank.comm.all_reduce, other)
+        # The signal may come before the call is made.
+        one = attempt(lambda: (rank.tell("waiting"), rank.comm.all_reduce(other)))
     stopped = time.monotonic()
     if rank.rank == 0:
         rank.tell("late")
