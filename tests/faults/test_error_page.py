@@ -4,7 +4,6 @@
 import os
 import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,9 +55,11 @@ def fork(rank: Rank, group: Any) -> Attempt:
 
 def late(rank: Rank, group: Any) -> Attempt:
     if rank.rank == 1:
-        time.sleep(1.5)
+        rank.wait_for("rank 0 has waited")
         return Attempt("", "", 0.0)
-    return attempt(group.all_reduce, torch.ones(4), timeout_s=0.3)
+    one = attempt(group.all_reduce, torch.ones(4), timeout_s=0.3)
+    rank.tell("rank 0 has waited")
+    return one
 
 
 def killed(rank: Rank, group: Any) -> Attempt:
