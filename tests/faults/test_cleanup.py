@@ -25,8 +25,9 @@ import torch.distributed as dist
 
 import fastcoll
 from tests.support.harness import Pool, Rank, Setup
-from tests.support.held import list_held
+from tests.support.held import describe_more_held, list_held
 from tests.support.programs import run_in_pairs
+from tests.support.waiting import wait_until
 
 BARE = Setup(init=False)
 
@@ -179,9 +180,13 @@ def test_a_thousand_groups_leave_nothing(fresh_pool: Callable[..., Pool]) -> Non
         assert all(map(operator.lt, each, (50, 0.7, 1000))), steps
 
 
-def dropped_groups(rank: Rank, count: int) -> list[int]:
-    """Groups that nobody closes, only forgets; some with pending calls or symmetric tensors."""
-    held = []
+def dropped_groups(rank: Rank, count: int) -> list[str]:
+    """Groups that nobody closes, only forgets; some with pending calls or symmetric tensors.
+
+    Return what was held more than before the first one, now and then.
+    """
+    use(rank.comm)
+    before, more = list_held(), []
     for number in range(count):
         group = rank.comm.new_group()
         tensor = group.empty((100,)).fill_(1)
@@ -192,14 +197,12 @@ def dropped_groups(rank: Rank, count: int) -> list[int]:
         del group, tensor, work
         rank.comm.barrier()
         if number % 10 == 9:
-            time.sleep(0.1)
-            held.append(len(belongings()["descriptors"]))
-    return held
+            more.append(describe_more_held(before))
+    return more
 
 
 def test_forgotten_groups_are_given_back(fresh_pool: Callable[..., Pool]) -> None:
-    for held in fresh_pool(2).run(dropped_groups, 40):
-        assert len(set(held)) == 1
+    assert fresh_pool(2).run(dropped_groups, 40) == [[""] * 4] * 2
 
 
 def staging(rank: Rank) -> list[int]:
@@ -233,8 +236,8 @@ def test_killed_ranks_leave_nothing(fresh_pool: Callable[..., Pool]) -> None:
     for outcome in pool.collect():
         assert outcome.exit_code == -signal.SIGKILL
     assert machine() <= before
-    # 3 ranks held 3 x 64 MiB of touched symmetric memory.
-    assert psutil.virtual_memory().shared - shared_before < 96 << 20
+    # 3 ranks held 3 x 64 MiB of touched symmetric memory. Other tests of the moment may hold some.
+    wait_until(lambda: psutil.virtual_memory().shared - shared_before < 96 << 20)
 
 
 def reduce_for_ever(rank: Rank) -> None:
