@@ -97,7 +97,7 @@ def test_gloo_does_not_wait_longer_for_a_connection_than_it_may() -> None:
     from fastcoll.nodes.carriers.torch import gloo
     from fastcoll.nodes.verdict.store import PollingStore
 
-    limit_s = 0.5
+    limit_s = 2.0
     shared = HashStore()
 
     class Leaves(PollingStore):
@@ -120,4 +120,4 @@ def test_gloo_does_not_wait_longer_for_a_connection_than_it_may() -> None:
     with pytest.raises(RuntimeError, match="the test says so"):
         gloo(Leaves(*here), 1, 2, limit_s)
     waiting.join()
-    assert limit_s <= seconds[0] < 3 * limit_s
+    assert limit_s <= seconds[0] < 4 * limit_s
