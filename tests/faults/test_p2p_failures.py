@@ -11,13 +11,15 @@ import torch
 from tests.support.harness import LATE_S, Attempt, Pools, Rank, attempt
 from tests.support.sites import Site, of_fastcoll
 
+CYCLE_S = 2.0  # of the first rank's wait: by its end all ranks of a busy machine send
+
 
 def sends_in_a_cycle(rank: Rank) -> list[Attempt]:
     group = rank.comm.new_group()
     group.barrier()
     right = (rank.rank + 1) % rank.world_size
     attempts = [
-        attempt(group.send, torch.ones(100_000), right, timeout_s=0.5),
+        attempt(group.send, torch.ones(100_000), right, timeout_s=CYCLE_S),
         attempt(group.barrier),
     ]
     group.close()
