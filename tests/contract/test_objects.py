@@ -303,7 +303,7 @@ def wait_for_late_ranks(rank: Rank, late: tuple[int, ...]) -> Attempt:
     others = [one for one in range(rank.world_size) if one not in late]
     for other in others if rank.rank in late else ():
         rank.wait_for(f"rank {other} missed {late}")
-    one = attempt(fastcoll.monitored_barrier, group, timedelta(seconds=0.8))
+    one = attempt(fastcoll.monitored_barrier, group, timedelta(seconds=2))
     rank.tell(f"rank {rank.rank} missed {late}")
     group.close()
     return one
