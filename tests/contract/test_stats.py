@@ -83,4 +83,4 @@ def test_a_call_of_another_thread_is_not_waited_for(
     fresh_pool: Callable[..., Pool], nodes: str
 ) -> None:
     found = fresh_pool(2, Setup(nodes=nodes)).run(ask_beside_a_call)[0]
-    assert found.seconds < 1, found
+    assert found.seconds < LATE_S / 2, found
