@@ -100,8 +100,9 @@ def hear_a_signal_in_a_wait(rank: Rank, odd: int) -> list[tuple[Attempt, float]]
             work = make(group, call, tensor, tensor, True)
             one = Attempt("", "", 0)
             if rank.rank == odd:
-                threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
-                one = attempt(work.wait)
+                timer = threading.Timer(0.3, os.kill, (os.getpid(), number))
+                # Both in one attempt: the signal may come before this rank waits.
+                one = attempt(lambda: (timer.start(), work.wait()))  # noqa: B023
                 rank.tell(event)
             work.wait()
             make(group, call, tensor, tensor)
