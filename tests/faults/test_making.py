@@ -57,7 +57,7 @@ def stumble(rank: Rank, victim: int, step: str, how: str, limit_s: float) -> Att
 
 def check(pool: Pool, victim: int, step: str, how: str, kinds: tuple[str, ...]) -> list[Attempt]:
     """Let a rank stumble; return what the others were told."""
-    limit_s = LIMIT_S if kinds == LOST else 1.0
+    limit_s = LIMIT_S if kinds == LOST else 2.0
     outcomes = pool.outcomes(stumble, victim, step, how, limit_s)
     odd = outcomes.pop(victim)
     if how == "dies":
