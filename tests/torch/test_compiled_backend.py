@@ -103,12 +103,13 @@ def wrapped(rank: Rank) -> list[Any]:
     for _ in range(3):
         dist.all_reduce(tensor)
     dist.barrier()
-    return [type(backend).__name__, tensor, attempt(dist.all_reduce, torch.ones(3 + rank.rank))]
+    found = [type(backend).__name__, tensor, str(backend.get_error())]
+    return [*found, attempt(dist.all_reduce, torch.ones(3 + rank.rank))]
 
 
 def test_torch_wraps_it_when_details_are_asked_for(compiled_pools: Callable[[int], Pool]) -> None:
-    for name, tensor, mismatch in compiled_pools(2).run(in_detail):
-        assert name == "_ProcessGroupWrapper"
+    for name, tensor, error, mismatch in compiled_pools(2).run(in_detail):
+        assert (name, error) == ("_ProcessGroupWrapper", "ErrorType.SUCCESS")
         assert same(tensor, torch.full((3,), 8.0))
         assert "Detected mismatch between collectives" in mismatch.text
 

@@ -173,6 +173,7 @@ def questions(rank: Rank) -> list[Any]:
         backend.supports_time_estimate,
         type(backend.supports_tensor_alloc(torch.device("cpu"))),
     ]
+    told.append(backend.eager_connect_single_device(torch.device("cpu")))
     told += [group.bound_device_id, group.group_desc]
     return [tensor, *told, dist.get_process_group_ranks(None)]
 

@@ -6,6 +6,8 @@ was freed in contract/test_changed_memory.py.
 """
 
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -50,3 +52,41 @@ def test_models_that_differ(backend_pools: Pools) -> None:
         assert then.kind == "DesyncError", (rank, then)
         assert then.seconds < LATE_S
     assert "appears not to match" in rows[1][0].text
+
+
+def kinds_of_errors(rank: Rank) -> list[str]:
+    """A group's backend tells the kind of its error: before one, and after each."""
+    told = []
+    for break_group in (lambda _: None, calls_differ, rank_is_late, rank_leaves):
+        group: Any = dist.new_group(timeout=timedelta(seconds=1))
+        backend = group._get_backend(torch.device("cpu"))
+        dist.all_reduce(torch.ones(3), group=group)
+        break_group(group)
+        told.append(backend.get_error().name)
+        dist.barrier()
+    del rank
+    return told
+
+
+def calls_differ(group: Any) -> None:
+    assert attempt(dist.all_reduce, torch.ones(3 + group.rank()), group=group).kind == "DesyncError"
+
+
+def rank_is_late(group: Any) -> None:
+    if group.rank() == 0:
+        assert attempt(dist.barrier, group).kind == "CollectiveTimeout"
+    dist.barrier()
+
+
+def rank_leaves(group: Any) -> None:
+    if group.rank() == 1:
+        dist.destroy_process_group(group)
+    dist.barrier()
+    if group.rank() == 0:
+        assert attempt(dist.barrier, group).kind == "PeerLostError"
+
+
+def test_a_group_tells_the_kind_of_its_error(backend_pools: Pools) -> None:
+    first, second = backend_pools(2).run(on_backend, "fastcoll", kinds_of_errors)
+    assert first == ["SUCCESS", "COMM_ERROR", "TIMEOUT", "REMOTE_ERROR"]
+    assert second == ["SUCCESS", "COMM_ERROR", "TIMEOUT", "COMM_ERROR"]  # who left has no group

@@ -41,6 +41,14 @@ class FastcollBackend final : public Runner {
   void setTimeout(Milliseconds timeout) override { python("set_timeout", timeout); }
   void shutdown() override { python("shutdown"); }
   void abort() override { python("abort"); }
+
+  // Under TORCH_DISTRIBUTED_DEBUG=DETAIL torch's wrapper has the method whatever it wraps. Programs
+  // that look for it then call it (torchrec).
+  c10d::ErrorType getError() override {
+    const fastcoll::GilHeld gil;
+    return group_.attr("get_error")().cast<c10d::ErrorType>();
+  }
+
   py::object shrink_in_python(const py::args& args) { return group_.attr("shrink")(*args); }
   py::object communicator() const { return group_.attr("communicator"); }
   py::object options() const { return group_.attr("options"); }
@@ -266,6 +274,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       // Not the base's virtual functions, which torch 2.11 declares otherwise.
       .def_property_readonly("supports_shrinking", [](const FastcollBackend&) { return true; })
       .def("shrink", &FastcollBackend::shrink_in_python)
+      .def("get_error", &FastcollBackend::getError)
       .def_property_readonly("options", &FastcollBackend::options)
       .def_property_readonly("communicator", &FastcollBackend::communicator);
   add_handle<NativeWork>(module, "NativeWork");

@@ -15,14 +15,14 @@ from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend
+from torch._C._distributed_c10d import Backend, ErrorType
 from torch.distributed import ProcessGroup
 
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.transfer_work import TransferWork
 from fastcoll.calls.work import Work
-from fastcoll.errors import FastcollError, UnsupportedError
+from fastcoll.errors import CollectiveTimeout, FastcollError, PeerLostError, UnsupportedError
 from fastcoll.group.communicator import Communicator
 from fastcoll.integrations.torch_work import TorchWork
 from fastcoll.types import Numerics
@@ -174,6 +174,22 @@ class BaseProcessGroup(ProcessGroup):
         """False: DDP's buckets are symmetric tensors on the compiled backend only."""
         del device
         return False
+
+    def eager_connect_single_device(self, device: torch.device | None) -> None:
+        """Do nothing, as Gloo's: the ranks are connected."""
+
+    def get_error(self) -> Any:
+        """Return the kind of error that broke the group, or torch's SUCCESS; waits for nothing."""
+        kinds: Any = ErrorType
+        try:
+            self.communicator.check()
+        except CollectiveTimeout:
+            return kinds.TIMEOUT
+        except PeerLostError:
+            return kinds.REMOTE_ERROR
+        except FastcollError:
+            return kinds.COMM_ERROR
+        return kinds.SUCCESS
 
     def _set_sequence_number_for_group(self) -> None:
         pass  # a communicator counts its calls itself
