@@ -58,7 +58,7 @@ def kinds_of_errors(rank: Rank) -> list[str]:
     """A group's backend tells the kind of its error: before one, and after each."""
     told = []
     for break_group in (lambda _: None, calls_differ, rank_is_late, rank_leaves):
-        group: Any = dist.new_group(timeout=timedelta(seconds=1))
+        group: Any = dist.new_group(timeout=timedelta(seconds=3))
         backend = group._get_backend(torch.device("cpu"))
         dist.all_reduce(torch.ones(3), group=group)
         break_group(group)
