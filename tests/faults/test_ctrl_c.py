@@ -15,15 +15,9 @@ import pytest
 import torch
 
 import fastcoll
-from fastcoll.calls import recorder, transfer_work
+from fastcoll.calls import transfer_work
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
-from tests.support.waiting import wait_until
-
-
-def waits(pid: int) -> bool:
-    """Whether the flight recorder of a rank says that it waits in a call."""
-    newest = [one.operations[-1] for one in recorder.read_process(pid) if one.operations]
-    return any(one.state == "waiting" for one in newest)
+from tests.support.waiting import wait_until, waits
 
 
 def wait_behind_a_work(rank: Rank) -> tuple[float, Attempt, float]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from fastcoll.calls import recorder
 from tests.support.harness import DEADLINE_S
 
 
@@ -15,3 +16,9 @@ def wait_until(condition: Callable[[], Any], limit_s: float = DEADLINE_S) -> Any
         assert time.monotonic() < end, f"never true: {condition}"
         time.sleep(0.01)
     return found
+
+
+def waits(pid: int) -> bool:
+    """Whether the flight recorder of a rank says that it waits in a call."""
+    newest = [one.operations[-1] for one in recorder.read_process(pid) if one.operations]
+    return any(one.state == "waiting" for one in newest)

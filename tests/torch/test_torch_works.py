@@ -19,6 +19,7 @@ import torch.distributed as dist
 import fastcoll
 from tests.support.backends import COMPILE_S, on_backend
 from tests.support.harness import DEADLINE_S, Attempt, Pool, Rank, attempt
+from tests.support.waiting import wait_until, waits
 
 Pools = Callable[[int], Pool]
 # Of a call whose plan is known.
@@ -116,15 +117,19 @@ def wait_in_a_handler(rank: Rank) -> list[Any]:
         rank.wait_for("handled")
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
-    seen = []
+    seen, pid = [], os.getpid()
 
     def handle(_number: int, _frame: object) -> None:
         seen.append(attempt(work.wait).kind)
         rank.tell("handled")
 
+    def send() -> None:
+        wait_until(lambda: waits(pid))  # a handler that comes earlier may wait for the call
+        os.kill(pid, signal.SIGUSR2)
+
     if rank.rank == 0:
         signal.signal(signal.SIGUSR2, handle)
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+        threading.Thread(target=send).start()
     work.wait()
     return [seen, tensor[0].item()]
 
