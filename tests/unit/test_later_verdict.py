@@ -121,7 +121,7 @@ def test_a_timeout_leaves_an_earlier_calls_rank_a_moment_to_name_the_missing(
     num_nodes: int, blamed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three nodes the second one waits for the third, in the call before."""
-    monkeypatch.setattr(watch, "GRACE_S", 0.5)
+    monkeypatch.setattr(watch, "GRACE_S", 1.5)
     board, node = Board(HashStore(), "nonce"), Node()
     ranks = tuple((rank,) for rank in range(num_nodes))
     names = ("a", "b", "c")[:num_nodes]
@@ -129,7 +129,7 @@ def test_a_timeout_leaves_an_earlier_calls_rank_a_moment_to_name_the_missing(
     made.begin(CALL, "barrier")
     if num_nodes == 3:
         better = CollectiveTimeout("node 1 waited for node 2", [2])
-        threading.Timer(0.75, lambda: board.decide_verdict(better, CALL - 1)).start()
+        threading.Timer(2.25, lambda: board.decide_verdict(better, CALL - 1)).start()
     error = made.late(Deadline(0))
     assert isinstance(error, CollectiveTimeout)
     assert [*error.ranks] == blamed
