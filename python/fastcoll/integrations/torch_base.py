@@ -35,8 +35,8 @@ NUMERICS_ON_GPUS: Numerics = "fast"
 _KEPT_BYTES = 64  # so that no tensor of size outlives its use
 # The process of rank 0 has the server of torch's store, and ends it with its default group. A rank
 # that left sooner, and makes its groups anew, would meet that old server. So the others wait up to
-# this long for rank 0 to leave, and then for its process to free the groups. Gloo takes 10 ms. Rank
-# 0 of a busy machine was later than 0.1 s now and then.
+# this long for rank 0 to leave, and then for its process to free the groups. Gloo takes 10 ms. With
+# 0.1 s a test failed whose rank 0 was held up for 0.3 s, as on a busy machine.
 _BEHIND_FIRST_S = 1.0
 _FREEING_S = 0.01
 _LOOK_S = 0.0005
