@@ -309,7 +309,10 @@ def wait_for_late_ranks(rank: Rank, late: tuple[int, ...]) -> Attempt:
     return one
 
 
-@pytest.mark.parametrize(("nodes", "late"), [("", (1, 2)), ("aab", (2,)), ("aab", (0, 1))])
+@pytest.mark.parametrize(
+    ("nodes", "late"),
+    [("", (1, 2)), ("aab", (2,)), ("aab", (0, 1)), ("aab", (1, 2)), ("aabb", (1, 2))],
+)
 def test_a_monitored_barrier_names_all_who_are_late(
     pools: Pools, clusters: Pools, nodes: str, late: tuple[int, ...]
 ) -> None:
@@ -317,4 +320,5 @@ def test_a_monitored_barrier_names_all_who_are_late(
     for one in pool.run(wait_for_late_ranks, late):
         assert one.kind == "CollectiveTimeout", one
         assert one.ranks == late
+        assert " timeout " in one.text  # one of the words by which programs know such an error
         assert all(re.search(rf"ranks? .*\b{rank}\b", one.text) for rank in late), one

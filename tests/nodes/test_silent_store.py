@@ -94,7 +94,7 @@ board.PrefixStore = lambda _, store: store
 board._without_prefixes = lambda store: store
 asked = board.Board(HashStore(), "nonce")
 asked.verdict()
-print(asked.read("key", 0.1), asked.missing(2, 1))
+print(asked.read("key", 0.1), asked.missing(["at/0", "at/1"], 1))
 """
 
 
@@ -133,7 +133,7 @@ def test_the_board_asks_for_all_nodes_together(
     for node in range(64):
         if node not in absent:
             board.say(f"at/{node}", "6" if node == 10 else "7", LATE_S)
-    assert board.missing(64, 7) == sorted([10, *absent])
+    assert board.missing([f"at/{node}" for node in range(64)], 7) == sorted([10, *absent])
     assert store.asked <= most
 
 
@@ -161,6 +161,6 @@ def test_a_store_that_is_gone_is_asked_once(capfd: pytest.CaptureFixture[str]) -
     for _ in range(5):
         assert board.read("key") is None
         assert board.verdict() is None
-        assert board.missing(2, 1) is None
+        assert board.missing(["at/0", "at/1"], 1) is None
         time.sleep(0.02)
     assert capfd.readouterr().err.count("TCPStore.cpp") <= 2

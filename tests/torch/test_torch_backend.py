@@ -304,6 +304,19 @@ def test_a_monitored_barrier_names_ranks_as_on_gloo(backend_pools: Pools, wait_a
     assert ours[0] == [first[0], "in 1000 ms"]  # the group's
 
 
+@pytest.mark.parametrize("backend", ["python", pytest.param("compiled", marks=pytest.mark.native)])
+def test_a_monitored_barrier_over_nodes_names_the_ranks_of_all(
+    fresh_pool: Any, backend: str
+) -> None:
+    """Each of the two nodes has a rank that does not come."""
+    env = {"FASTCOLL_TORCH_BACKEND": backend}
+    pool = fresh_pool(4, Setup(init=False, nodes="aabb", env=env))
+    ours = pool.run(on_backend, "fastcoll", all_but_two, True, timedelta(seconds=1.5))
+    said = "Ranks 1, 2 failed to pass monitoredBarrier"
+    assert ours == [[said, "in 1500 ms"], [], [], [ours[3][0], said]]
+    assert ours[3][0].startswith("Rank 3 successfully reached")
+
+
 def late_by_its_death(rank: Rank) -> str:
     dist.monitored_barrier(timeout=timedelta(seconds=20))
     if rank.rank == 1:

@@ -13,7 +13,8 @@ not know how a call is carried out.
 import io
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from fastcoll.calls.group_calls import GroupCalls
+from fastcoll.calls.limits import call_limit_s
 from fastcoll.calls.tensors import checked_rank
 from fastcoll.errors import DesyncError, UsageError
 from fastcoll.text import error_in_words
@@ -60,6 +62,9 @@ _Came: TypeAlias = bytes | io.BytesIO
 
 class ObjectMethods(GroupCalls):
     """Collectives, sends and receives of anything that can be pickled."""
+
+    # Around a monitored barrier. A group over nodes notes there which ranks have come.
+    _attend: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def gather_bytes(self, data: bytes, limit_s: float | None = None) -> list[bytes]:
         """Gather a string of bytes from every rank; they may differ in length. Collective."""
@@ -248,13 +253,15 @@ class ObjectMethods(GroupCalls):
     ) -> None:
         """See `fastcoll.monitored_barrier`."""
         del wait_all_ranks  # an error names all missing ranks in any case
+        call_limit_s(timeout)  # a call that is refused is not attended
         # The second one ends only where all have passed the first. Over nodes a late rank still
         # finds there what the others left, though they no longer wait for it.
-        for _ in range(2):
-            if isinstance(timeout, timedelta):
-                self.barrier(timeout=timeout)
-            else:
-                self.barrier(timeout_s=timeout)
+        with self._attend():
+            for _ in range(2):
+                if isinstance(timeout, timedelta):
+                    self.barrier(timeout=timeout)
+                else:
+                    self.barrier(timeout_s=timeout)
 
 
 def _check_list(objects: object) -> None:

@@ -110,6 +110,7 @@ class HierarchicalCommunicator(BaseGroup):
         self._board = board = Board(store, seat.nonce, settings.making_s)
         self._door = door = Door(board, rank)
         self._watch = Watch(name, seat, node_group, board, door)
+        self._attend = self._watch.attendance.taken
         make = maker_of(settings.carrier)
         with hidden_from_modes():
             carriers = make_lanes(make, own, seat, node_group, board, settings.making_s)
@@ -340,8 +341,7 @@ class HierarchicalCommunicator(BaseGroup):
         return super().shrink(timeout_s=timeout_s)
 
     def _of_survivors(self, limit_s: float) -> BaseGroup:
-        node, _ = self.node_map.places[self.rank]
-        report_node(self._board, node)
+        report_node(self._board, self.node_map.places[self.rank][0])
         node_group = self._node_group.shrink(timeout_s=limit_s)
         try:
             return self._joined(node_group, limit_s)

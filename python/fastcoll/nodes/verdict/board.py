@@ -162,13 +162,12 @@ class Board:
         """Return whether a rank of its node told so, as far as the store answers."""
         return bool(self.read(f"gone/{rank}"))
 
-    def missing(self, num_nodes: int, sequence: int) -> list[int] | None:
-        """Return the nodes with no entry for a call; None if the store does not answer."""
+    def missing(self, keys: list[str], number: int) -> list[int] | None:
+        """Return the places of keys that have no such number yet; None without an answer."""
 
         def look() -> list[int]:
-            keys = [f"at/{node}" for node in range(num_nodes)]
             found = self._values(keys)
-            return [node for node, key in enumerate(keys) if int(found.get(key, 0)) < sequence]
+            return [place for place, key in enumerate(keys) if int(found.get(key, 0)) < number]
 
         return self._ask(look)
 

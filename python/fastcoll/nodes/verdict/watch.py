@@ -34,6 +34,7 @@ from fastcoll.errors import (
 )
 from fastcoll.native import _C
 from fastcoll.nodes.carriers.carrier import Started
+from fastcoll.nodes.verdict.attendance import Attendance
 from fastcoll.nodes.verdict.backoff import LOOK_EVERY_S, wait_until
 from fastcoll.nodes.verdict.board import Board, error_from_text, text_of_error
 from fastcoll.nodes.verdict.doors import Door
@@ -49,6 +50,8 @@ GRACE_S = 1.0
 # The time from a rank's timeout until its node knows, if the store does not answer. The rank
 # listens, asks for the missing nodes, listens again, and decides the verdict.
 SPEAKING_S = 2 * (GRACE_S + Board.ANSWER_S)
+# In all errors of limits, as in those of one node. Programs know them by the word "timeout".
+_IF_SLOW = ". If the ranks are only slow, raise the timeout (timeout_s=, FASTCOLL_TIMEOUT_S)"
 # The same as in csrc/cpu/group_status.h.
 _OVER = ". Use of this group is over: call fastcoll.shrink() or fastcoll.destroy()"
 # Characters of an error that fit into a node's verdict, even if all of them are escaped.
@@ -71,6 +74,7 @@ class Watch:
         self._node_group = node_group
         self._board = board
         self._machines = Machines(seat, board, door)
+        self.attendance = Attendance(board, seat.rank, len(seat.node_map.places))
         self._process = os.getpid()
         self._next_look = 0.0
         self._next_roll_call = 0.0
@@ -234,7 +238,8 @@ class Watch:
     def _suspects(self) -> list[int]:
         """Return the nodes that do not wait in this call, as far as is known."""
         others = [node for node in range(self._node_map.num_nodes) if node != self._node]
-        missing = self._board.missing(self._node_map.num_nodes, self.sequence)
+        arrivals = [f"at/{node}" for node in range(self._node_map.num_nodes)]
+        missing = self._board.missing(arrivals, self.sequence)
         found = [node for node in missing or () if node != self._node]
         return found or others
 
@@ -268,7 +273,7 @@ class Watch:
         """Break the group, everywhere and from any thread; return its verdict."""
         self.refuse_child()
         if self.error is None:
-            told = with_advice(error)
+            told = with_advice(self.attendance.complete(error))
             self.error = found = self._board.decide_verdict(told, self.sequence)
             ignore_errors(lambda: self._node_group.abort(text_of_error(found, _NODE_TEXT)))
         return self.error
@@ -302,8 +307,11 @@ _C.set_wait_listener(_listen)
 
 
 def with_advice(error: FastcollError) -> FastcollError:
-    """Return an error with the sentence that ends every verdict; it may quote another one."""
-    text = str(error).replace(_OVER, "") + _OVER
+    """Return an error with the sentences that end every verdict; it may quote another one."""
+    text = str(error).replace(_OVER, "")
+    if isinstance(error, CollectiveTimeout) and _IF_SLOW not in text:
+        text += _IF_SLOW
+    text += _OVER
     ranks = [error.ranks] if hasattr(error, "ranks") else []
     return type(error)(text, *ranks)
 
