@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from fastcoll.native import _C
 from tests.support.harness import Attempt, Pool, Rank, attempt
 
-PAGE = Path(__file__).parents[2].joinpath("docs/errors.md").read_text()
+ERRORS = Path(__file__).parents[2] / "docs/errors.md"
+PAGE = ERRORS.read_text()
 TEXTS = dict(re.findall(r"^## ([^\n]*)\n\n```text\n(.*?)\n```", PAGE, re.S | re.M))
 
 
@@ -100,3 +103,9 @@ def test_the_page_has_the_texts(fresh_pool: Callable[..., Pool]) -> None:
     for title, text in TEXTS.items():
         assert found[title].kind == ("UsageError" if title == "fork" else title), found[title]
         assert without_numbers(text) in without_numbers(found[title].text), found[title].text
+
+
+@pytest.mark.parametrize("page", ["errors.md", "faq.md"])
+def test_the_memory_of_a_group_is_what_the_pages_say(page: str) -> None:
+    [told] = re.findall(r"\b(\d\.\d\d) MiB", ERRORS.with_name(page).read_text())
+    assert told == f"{_C.region_bytes() / 2**20:.2f}"
