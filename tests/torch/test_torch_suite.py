@@ -29,6 +29,7 @@ CASES = (
     "test_all_to_all_single_unequal_split",
     "test_barrier_full_group",
     "test_barrier_timeout_full_group",
+    "test_barrier_timeout_group",
     "test_batch_isend_irecv_gloo_tags",
     "test_broadcast_group",
     "test_ddp_grad_div_uneven_inputs",
@@ -41,6 +42,7 @@ CASES = (
     "test_gather_object_subgroup",
     "test_irecv",
     "test_monitored_barrier_gloo",
+    "test_monitored_barrier_wait_all_ranks",
     "test_isend",
     "test_reduce_group_sum",
     "test_scatter_object_list",
@@ -48,8 +50,14 @@ CASES = (
     "test_send_recv_any_source_torch_profiler",
     "test_sparse_all_reduce_sum",
 )
-# Two ranks are too few for them: their group has ranks 1 and 2.
-OF_THREE_RANKS = ("test_all_gather_group", "test_broadcast_group", "test_reduce_group_sum")
+# Two ranks are too few for them: most have a group of ranks 1 and 2.
+OF_MORE_RANKS = (
+    "test_all_gather_group",
+    "test_barrier_timeout_group",
+    "test_broadcast_group",
+    "test_monitored_barrier_wait_all_ranks",
+    "test_reduce_group_sum",
+)
 # Passes on fastcoll alone; Gloo has no such call, or not with these sizes.
 OURS = ("test_all_to_all", "test_all_gather_v_cuda", "test_reduce_scatter_tensor_cuda")
 # Not in Gloo's place: it compares the numbers of Gloo's own threads and sockets.
@@ -72,14 +80,16 @@ CORRUPT = (
 
 
 @pytest.mark.parametrize(
-    ("world", "backend", "as_gloo"),
-    [(2, "python", "0"), (4, "compiled", "1")],
+    ("world", "backend", "as_gloo", "nodes"),
+    [(2, "python", "0", ""), (4, "compiled", "1", ""), (4, "python", "0", "aabb")],
 )
-def test_what_passes_on_gloo_passes_here(world: int, backend: str, as_gloo: str) -> None:
+def test_what_passes_on_gloo_passes_here(
+    world: int, backend: str, as_gloo: str, nodes: str
+) -> None:
     variables = {"FASTCOLL_TORCH_BACKEND": backend, "FASTCOLL_AS_GLOO": as_gloo}
     cases = [name for name in CASES if as_gloo == "0" or name not in OF_GLOO_ITSELF]
-    rows = torch_suite.run("fastcoll", world, (*cases, *OURS), env=variables)
-    skipped = OF_THREE_RANKS if world == 2 else ()
+    rows = torch_suite.run("fastcoll", world, (*cases, *OURS), env=variables, nodes=nodes)
+    skipped = OF_MORE_RANKS if world == 2 else ()
     wanted = {name: "skip" if name in skipped else "pass" for name in rows}
     assert rows.keys() == {*cases, *OURS}
     assert {name: row["outcome"] for name, row in rows.items()} == wanted, [

@@ -4,6 +4,7 @@
     python -m tests.torch.torch_suite              all cases, 2 and 4 ranks, both backends
     python -m tests.torch.torch_suite --world 2 test_all_reduce_sum test_gather
 
+With `--world 4 --nodes aabb` they are ranks of two nodes.
 fastcoll is the group of Python or the compiled one, as FASTCOLL_TORCH_BACKEND says. With
 FASTCOLL_AS_GLOO=1 its cases ask for groups by the name "gloo". Both backends see the same source
 (torch_cases.py). A case that passes on Gloo and not here is lost: then the exit status is 1.
@@ -39,12 +40,14 @@ DEADLINE_S = 90.0
 # ---- running one case ----------------------------------------------------------------------------
 
 
-def _rank_main(cases: Any, name: str, rank: int, rendezvous: str, log: str) -> None:
+def _rank_main(cases: Any, name: str, rank: int, rendezvous: str, log: str, node: str) -> None:
     with open(log, "w") as log_file:
         os.dup2(log_file.fileno(), 1)
         os.dup2(log_file.fileno(), 2)
     faulthandler.dump_traceback_later(DEADLINE_S - 5)  # where a rank hangs that will be killed
     status = 1
+    if node:
+        os.environ["FASTCOLL_NODE_ID"] = node
     try:
         import torch
 
@@ -62,7 +65,9 @@ def _rank_main(cases: Any, name: str, rank: int, rendezvous: str, log: str) -> N
         os._exit(status)
 
 
-def run_case(cases: Any, name: str, world: int, skips: Sequence[int]) -> tuple[str, str]:
+def run_case(
+    cases: Any, name: str, world: int, skips: Sequence[int], nodes: str
+) -> tuple[str, str]:
     """Run a case on `world` forked ranks; return "pass", "skip" or "fail", and the end of a log."""
     with tempfile.TemporaryDirectory(prefix="torch-suite-") as folder:
         os.environ["TEMP_DIR"] = folder
@@ -74,7 +79,8 @@ def run_case(cases: Any, name: str, world: int, skips: Sequence[int]) -> tuple[s
         for rank, log in enumerate(logs):
             pid = os.fork()
             if pid == 0:
-                _rank_main(cases, name, rank, os.path.join(folder, "rendezvous"), log)
+                node = nodes[rank : rank + 1]
+                _rank_main(cases, name, rank, os.path.join(folder, "rendezvous"), log, node)
             pids.append(pid)
         codes = _reap(pids)
         texts = [Path(log).read_text(errors="replace") for log in logs]
@@ -157,7 +163,7 @@ def _refuse_gloo() -> None:
     c10d.ProcessGroupGloo = Refused  # type: ignore[misc]
 
 
-def _run_here(backend: str, world: int, wanted: Iterable[str]) -> None:
+def _run_here(backend: str, world: int, wanted: Iterable[str], nodes: str) -> None:
     """Run cases in this process's children; a line of JSON for each to stdout.
 
     "method:case" runs a case on the Python group with a method that is wrong.
@@ -183,7 +189,7 @@ def _run_here(backend: str, world: int, wanted: Iterable[str]) -> None:
         start = time.monotonic()
         method, _, case = name.rpartition(":")
         with _corrupting(method) if method else contextlib.nullcontext():
-            outcome, log = run_case(cases, case, world, _skip_codes())
+            outcome, log = run_case(cases, case, world, _skip_codes(), nodes)
         row = {"case": name, "outcome": outcome, "log": log[-6000:]}
         print(json.dumps(row | {"seconds": round(time.monotonic() - start, 2)}), flush=True)
 
@@ -192,11 +198,16 @@ Outcomes = dict[str, dict[str, Any]]
 
 
 def run(
-    backend: str, world: int, wanted: Sequence[str] = (), env: Mapping[str, str] | None = None
+    backend: str,
+    world: int,
+    wanted: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    nodes: str = "",
 ) -> Outcomes:
     """Run cases on a backend in a fresh process; return what came of each."""
     module = ["-m", "tests.torch.torch_suite"]
-    command = [sys.executable, *module, "--here", backend, "--world", str(world), *wanted]
+    where = ["--here", backend, "--world", str(world), "--nodes", nodes]
+    command = [sys.executable, *module, *where, *wanted]
     outcomes: Outcomes = {}
     variables = os.environ | dict(env or {})
     if backend == "gloo":
@@ -234,11 +245,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--world", type=int, action="append", help="ranks; default 2 and 4")
     parser.add_argument("--here", choices=BACKENDS, help=argparse.SUPPRESS)
+    parser.add_argument("--nodes", default="", help='the node of each rank, as "aabb"')
     parser.add_argument("--json", type=Path, help="where to record the outcomes")
     parser.add_argument("cases", nargs="*", help="default: all")
     args = parser.parse_args()
     if args.here:
-        _run_here(args.here, args.world[0], args.cases)
+        _run_here(args.here, args.world[0], args.cases, args.nodes)
         return 0
     from bench.records import write
     from fastcoll import env
@@ -247,7 +259,7 @@ def main() -> int:
     origin, worlds, num_lost = provenance(), args.world or [2, 4], 0
     recorded = {}
     for world in worlds:
-        results = {backend: run(backend, world, args.cases) for backend in BACKENDS}
+        results = {name: run(name, world, args.cases, nodes=args.nodes) for name in BACKENDS}
         for backend, outcomes in results.items():
             kinds = [row["outcome"] for row in outcomes.values()]
             counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("pass", "fail", "skip"))
@@ -267,7 +279,7 @@ def main() -> int:
         recorded[str(world)] = summaries | {"lost": missing, "passed_here_only": won}
     if args.json:
         settings = {"world_size": max(worlds), "torch_backend": env.TORCH_BACKEND.get()}
-        settings["as_gloo"] = env.AS_GLOO.get()
+        settings |= {"as_gloo": env.AS_GLOO.get(), "nodes": args.nodes}
         write(
             {"kind": "torch_suite", **origin, "settings": settings, "worlds": recorded}, args.json
         )
