@@ -50,37 +50,34 @@ def add(x: Bits, residual: Bits | None, dtype: str) -> Bits:
         return encode(np.asarray(decode(x, dtype) + decode(residual, dtype), np.float32), dtype)
 
 
-def count_squares(row: Floats) -> tuple[int, int]:
-    """Return the sum of the squares of a finite row: a count, and the unit's binary exponent.
+def count_squares(rows: Floats) -> tuple[Any, Any]:
+    """Return the sum of each finite row's squares: a count, and the unit's binary exponent.
 
     A square is rounded to a multiple of the unit, to nearest with ties to even.
     """
-    fraction, exponent = np.frexp(row.astype(np.float64))
+    fraction, exponent = np.frexp(rows.astype(np.float64))
     digits = np.ldexp(fraction, 24).astype(np.int64)  # row = digits * 2**(exponent - 24)
-    _, top = np.frexp(np.abs(row).max().astype(np.float64))  # the largest is in 2**[top - 1, top)
-    log_columns = max(2, (row.size - 1).bit_length())
-    unit = 2 * int(top) + log_columns - 53
-    shift = 2 * (exponent.astype(np.int64) - 24) - unit
+    # The largest of a row is in 2**[top - 1, top).
+    _, top = np.frexp(np.abs(rows).max(-1).astype(np.float64))
+    log_columns = max(2, (rows.shape[-1] - 1).bit_length())
+    unit = 2 * top.astype(np.int64) + log_columns - 53
+    shift = 2 * (exponent.astype(np.int64) - 24) - unit[..., None]
     squares = digits * digits
     left = squares << np.clip(shift, 0, 63)
     down = np.clip(-shift, 1, 62)
     kept, rest = squares >> down, squares & ((np.int64(1) << down) - 1)
     half = np.int64(1) << (down - 1)
     kept += (rest > half) | ((rest == half) & (kept & 1 == 1))
-    return int(np.where(shift >= 0, left, kept).sum()), unit
+    return np.where(shift >= 0, left, kept).sum(-1), unit
 
 
-def mean_of_squares(row: Floats) -> np.float32:
-    """Return the mean of the squares; of a row that is not finite, its largest magnitude."""
-    if np.isnan(row).any():
-        return np.float32(np.nan)
-    if np.isinf(row).any():
-        return np.float32(np.inf)
-    if not row.any():
-        return np.float32(0)
-    count, unit = count_squares(row)
+def mean_of_squares(rows: Floats) -> Any:
+    """Return the mean of each row's squares; of one that is not finite, its largest magnitude."""
+    largest = np.abs(rows).max(-1)  # NaN, if there is one
+    count, unit = count_squares(np.where(np.isfinite(largest)[..., None], rows, np.float32(0)))
     with np.errstate(over="ignore"):
-        return np.float32(np.ldexp(np.float64(count), unit) / np.float64(row.size))
+        mean = (np.ldexp(count.astype(np.float64), unit) / rows.shape[-1]).astype(np.float32)
+    return np.where(np.isfinite(largest), mean, largest)
 
 
 def rms_norm(x: Bits, dtype: str, norm: Norm, residual: Bits | None = None) -> tuple[Bits, Bits]:
@@ -101,7 +98,7 @@ def rms_norm(x: Bits, dtype: str, norm: Norm, residual: Bits | None = None) -> t
             values = np.asarray(decode(x, dtype) + decode(residual, dtype), np.float32)
     one, factors = np.float32(1), norm.factors(x.shape[1])
     with np.errstate(all="ignore"):
-        means = np.array([mean_of_squares(row) for row in values], np.float32)
+        means = mean_of_squares(values)
         scales = one / np.sqrt(means + np.float32(norm.eps))
         normed = np.asarray(values * scales[:, None], np.float32)
         if norm.rounds_first:
