@@ -76,15 +76,16 @@ def freeze(pids: list[int], state: mmap.mmap) -> int:
     return child
 
 
+KINDS = ("call", "asynchronous", "queued", "message", "new group", "symmetric")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", ["", "ab"], ids=["one node", "two nodes"])
-@pytest.mark.parametrize(
-    "kind", ["call", "asynchronous", "queued", "message", "new group", "symmetric"]
-)
-def test_nobody_is_blamed(
-    fresh_pool: Callable[..., Pool], kind: str, nodes: str, tmp_path: Path
-) -> None:
-    note = tmp_path / "note"
-    note.write_bytes(b"-")
-    pool = fresh_pool(2, Setup(nodes=nodes))
-    assert pool.run(wait_for_a_late_rank, kind, note) == ["", ""]
+def test_nobody_is_blamed(fresh_pool: Callable[..., Pool], nodes: str, tmp_path: Path) -> None:
+    """A job for each kind of wait; each stands still by itself, all at the same time."""
+    jobs = {kind: fresh_pool(2, Setup(nodes=nodes)) for kind in KINDS}
+    for kind, job in jobs.items():
+        note = tmp_path / kind
+        note.write_bytes(b"-")
+        job.start(wait_for_a_late_rank, kind, note)
+    assert {kind: job.finish() for kind, job in jobs.items()} == {kind: ["", ""] for kind in KINDS}

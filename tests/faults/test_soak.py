@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Episodes of random calls and faults (soak.py): a few here, as many as you like by its command."""
 
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 
 from tests.faults import soak, soak_flat
@@ -16,19 +19,18 @@ def test_killed_at_random_points() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", soak.FAULTS)
-def test_each_fault(kind: str) -> None:
-    """One at a time, so that each is known to happen."""
-    for seed in (11, 12):
-        result = soak.episode(seed, (kind,))
-        assert not result.problems, f"seed {seed}: {result.problems}"
+def test_each_fault_and_everything_at_random() -> None:
+    """One fault at a time, so that each is known to happen; then episodes of all.
 
-
-@pytest.mark.slow
-def test_everything_at_random() -> None:
-    for seed in range(100, 115):
-        result = soak.episode(seed)
-        assert not result.problems, f"soak.py --seed {seed} --episodes 1: {result.problems}"
+    Several are played at a time: ranks wait for limits most of the time, longest where one stops.
+    """
+    kinds = sorted(soak.FAULTS, key="stop".__ne__)
+    episodes: list[tuple[Any, ...]] = [(seed, (kind,)) for kind in kinds for seed in (11, 12)]
+    episodes += [(seed,) for seed in range(100, 115)]
+    with ThreadPoolExecutor(4) as threads:
+        results = threads.map(lambda played: soak.episode(*played), episodes)
+        for played, result in zip(episodes, results, strict=True):
+            assert not result.problems, f"soak.episode{played}: {result.problems}"
 
 
 def test_a_wrong_result_is_a_problem() -> None:
