@@ -35,9 +35,10 @@ def _meeting_place(on: Hosts, host: int) -> Any:
     return on.inside(host, serve)
 
 
-def _be_on(names: Sequence[str], rank: int) -> None:
+def _be_on(names: Sequence[str], cuts: bool, rank: int) -> None:
     hosts.enter(names[rank])
-    be_patient()  # nobody cuts a link of these
+    if not cuts:
+        be_patient()
 
 
 def _be_there(rank: int) -> None:
@@ -46,14 +47,18 @@ def _be_there(rank: int) -> None:
 
 
 class HostPool(Pool):
-    """Ranks on hosts that are given by rank, over Gloo; they meet on the first one's."""
+    """Ranks on hosts that are given by rank, over Gloo; they meet on the first one's.
 
-    def __init__(self, on: Hosts, order: Sequence[int]) -> None:
+    Where a test cuts links, no rank is patient, and each makes its group itself.
+    """
+
+    def __init__(self, on: Hosts, order: Sequence[int], cuts: bool = False) -> None:
         self.hosts = on
         self._first = order[0]
         names = [on.names[host] for host in order]
         env = {"GLOO_SOCKET_IFNAME": LINK}
-        super().__init__(len(order), Setup(env=env, prepare=partial(_be_on, names)))
+        prepare = partial(_be_on, names, cuts)
+        super().__init__(len(order), Setup(init=not cuts, env=env, prepare=prepare))
 
     def store_server(self) -> Any:
         return _meeting_place(self.hosts, self._first)

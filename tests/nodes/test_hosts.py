@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts that are network namespaces, whose links are cut and ranks killed; torchrun on each."""
 
-import json
+import contextlib
 import os
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,16 @@ import pytest
 import torch
 from hosts import ADDRESSES, Hosts
 
-from tests.nodes.host_pool import require_hosts
+import fastcoll
+from fastcoll.nodes.verdict import doors, machines
+from tests.nodes.host_pool import HostPool, require_hosts
 from tests.support import training
+from tests.support.harness import Attempt, Rank, attempt, make_group
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).with_name("on_host.py")
-LIMIT_S = 8.0
+LIMIT_S = 5.0
+NUMEL = 500_000
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,95 +30,151 @@ def hosts_can_be_made() -> None:
     require_hosts(2)
 
 
-class Ranks:
-    """Programs on the hosts; they are ended with the context."""
+@contextlib.contextmanager
+def ranks_on(*order: int) -> Iterator[HostPool]:
+    """Yield ranks on hosts that are given by rank, for one test, which may cut links."""
+    num_hosts = max(order) + 1
+    require_hosts(num_hosts)
+    with Hosts(num_hosts=num_hosts) as hosts:
+        pool = HostPool(hosts, order, cuts=True)
+        try:
+            yield pool
+        finally:
+            pool.close(grace_s=0.2)
 
-    def __init__(self, hosts: Hosts, order: Sequence[int], *argv: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.processes = hosts.start_ranks(order, [str(PROGRAM), *argv], port, **pipes)
 
-    def __enter__(self) -> "Ranks":
-        return self
+# ---- on a rank -----------------------------------------------------------------------------------
 
-    def __exit__(self, *exception: object) -> None:
-        for process in self.processes:
-            process.kill()
-            process.communicate()
 
-    def hear(self, ranks: Sequence[int] | None = None) -> list[Any]:
-        """Return what some ranks, by default all, say next."""
-        chosen = range(len(self.processes)) if ranks is None else ranks
-        return [json.loads(self.processes[rank].stdout.readline()) for rank in chosen]
+def begin(rank: Rank) -> None:
+    """Make a group and its first call; only then is the limit short."""
+    make_group(rank)
+    rank.comm.all_reduce(torch.zeros(NUMEL))
+    rank.comm.set_timeout(LIMIT_S)
+
+
+def call(tensor: torch.Tensor) -> None:
+    fastcoll.all_reduce(tensor)
+    fastcoll.barrier()
+
+
+def until_broken(rank: Rank) -> Attempt:
+    """Small and large calls until an error comes."""
+    del rank
+    tensor, found = torch.zeros(NUMEL), Attempt("", "", 0)
+    while not found.kind:
+        found = attempt(call, tensor)
+    return found
+
+
+def go_on(rank: Rank) -> tuple[Attempt, Any, list[float]]:
+    """The same; then with those that are left."""
+    found = until_broken(rank)
+    group: Any = fastcoll.shrink()
+    tensor = torch.full((NUMEL,), 1.0 + group.rank)
+    fastcoll.all_reduce(tensor)
+    return found, group.node_map.nodes, tensor.unique().tolist()
+
+
+def find_machines(rank: Rank, silent_s: float) -> None:
+    """Make a group in which each rank has waited long, so that it looks at the other machine."""
+    doors.PROBES, machines.SILENT_S = (1, 1, 2), silent_s
+    make_group(rank, 120)
+    for late in (0, 2):
+        if rank.rank == late:
+            time.sleep(1.5)
+        rank.comm.barrier()
+
+
+def until_silent(rank: Rank) -> Attempt:
+    """Rank 0 waits in a receive, the others in a collective."""
+    if rank.rank:
+        return until_broken(rank)
+    return attempt(rank.comm.recv, torch.zeros(NUMEL), 2)
+
+
+def through_a_cut(rank: Rank) -> float:
+    """Calls for some seconds, over a link that is cut for fewer than a machine may be silent."""
+    del rank
+    end, tensor = time.monotonic() + 6, torch.ones(NUMEL)
+    while tensor[0]:
+        tensor.fill_(time.monotonic() < end)
+        fastcoll.all_reduce(tensor)
+    return tensor.sum().item()
+
+
+# ---- on all --------------------------------------------------------------------------------------
+
+
+def check_cut(one: Attempt, node: int) -> None:
+    assert one.kind in ("CollectiveTimeout", "PeerLostError"), one
+    assert f"node {node}" in one.text
+    assert one.seconds < LIMIT_S + 12
 
 
 def test_a_cut_link_is_an_error_on_both_sides() -> None:
-    with Hosts() as hosts, Ranks(hosts, (0, 0, 1, 1), "until_broken", str(LIMIT_S)) as ranks:
-        assert ranks.hear() == ["ready"] * 4
-        hosts.cut()
-        found = ranks.hear()
-    for rank, (kind, text, blamed, seconds) in enumerate(found):
+    with ranks_on(0, 0, 1, 1) as pool:
+        pool.run(begin)
+        pool.start(until_broken)
+        pool.hosts.cut()
+        found = pool.finish()
+    for rank, one in enumerate(found):
         other = 1 - rank // 2
-        assert kind in ("CollectiveTimeout", "PeerLostError"), text
-        assert f"node {other}" in text
-        assert blamed == [2 * other, 2 * other + 1]
-        assert seconds < LIMIT_S + 12
+        check_cut(one, other)
+        assert one.ranks == (2 * other, 2 * other + 1)
 
 
 def test_a_machine_that_no_longer_answers_is_named_before_the_limit() -> None:
-    """Rank 0 waits in a receive, the others in a collective; all for a link that was cut."""
-    with Hosts() as hosts, Ranks(hosts, (0, 0, 1, 1), "until_silent", "120") as ranks:
-        assert ranks.hear() == ["ready"] * 4
-        hosts.cut()
-        found = ranks.hear()
-    for rank, (kind, text, blamed) in enumerate(found):
+    """The limit is 120 s; machines count as lost within seconds."""
+    with ranks_on(0, 0, 1, 1) as pool:
+        pool.run(find_machines, 1.0)
+        pool.start(until_silent)
+        pool.hosts.cut()
+        found = pool.finish()
+    for rank, one in enumerate(found):
         other = 1 - rank // 2
-        assert kind == "PeerLostError", text
-        assert "no answer from that machine any more" in text, text
-        assert blamed == [2 * other, 2 * other + 1]
+        assert one.kind == "PeerLostError", one
+        assert "no answer from that machine any more" in one.text, one
+        assert one.ranks == (2 * other, 2 * other + 1)
 
 
 def test_a_short_cut_is_waited_out() -> None:
-    with Hosts() as hosts, Ranks(hosts, (0, 0, 1, 1), "through_a_cut", "120") as ranks:
-        assert ranks.hear() == ["ready"] * 4
-        hosts.cut()
+    with ranks_on(0, 0, 1, 1) as pool:
+        pool.run(find_machines, 10.0)
+        pool.start(through_a_cut)
+        pool.hosts.cut()
         time.sleep(4)  # both links of doors break meanwhile
-        hosts.mend()
-        assert ranks.hear() == ["through"] * 4
+        pool.hosts.mend()
+        assert pool.finish() == [0.0] * 4
 
 
 def test_a_host_that_is_cut_off_is_named_by_all_others() -> None:
     """Three hosts, of which two still reach each other."""
-    require_hosts(3)
-    order = (0, 0, 1, 2)
-    with Hosts(num_hosts=3) as hosts, Ranks(hosts, order, "until_broken", str(LIMIT_S)) as ranks:
-        assert ranks.hear() == ["ready"] * 4
-        hosts.cut(2)
-        *others, (kind, text, _, seconds) = ranks.hear()
-    assert kind in ("CollectiveTimeout", "PeerLostError"), text
-    assert seconds < LIMIT_S + 12
-    for kind, text, blamed, seconds in others:
-        assert kind in ("CollectiveTimeout", "PeerLostError"), text
-        assert "node 2" in text
-        assert blamed == [3]
-        assert seconds < LIMIT_S + 12
+    with ranks_on(0, 0, 1, 2) as pool:
+        pool.run(begin)
+        pool.start(until_broken)
+        pool.hosts.cut(2)
+        *others, alone = pool.finish()
+    assert alone.kind in ("CollectiveTimeout", "PeerLostError"), alone
+    assert alone.seconds < LIMIT_S + 12
+    for one in others:
+        check_cut(one, 2)
+        assert one.ranks == (3,)
 
 
 def test_a_killed_host_is_named_by_all_others_who_go_on() -> None:
-    require_hosts(3)
-    order, killed, left = (0, 0, 1, 2, 2), {3, 4}, (0, 1, 2)
-    with Hosts(num_hosts=3) as hosts, Ranks(hosts, order, "go_on", str(LIMIT_S)) as ranks:
-        assert ranks.hear() == ["ready"] * len(order)
+    killed, left = {3, 4}, (0, 1, 2)
+    with ranks_on(0, 0, 1, 2, 2) as pool:
+        pool.run(begin)
+        pool.start(go_on)
         for rank in killed:
-            ranks.processes[rank].kill()
-        for kind, text, blamed, seconds in ranks.hear(left):
-            assert kind == "PeerLostError", text
-            assert blamed, text
-            assert set(blamed) <= killed, text
-            assert seconds < LIMIT_S + 12
-        assert ranks.hear(left) == [[[[0, 1], [2]], [6.0]]] * len(left)
+            pool.processes[rank].kill()
+        stories = [one.value for one in pool.collect(ranks=left) if one.ok]
+    assert [story[1:] for story in stories] == [(((0, 1), (2,)), [6.0])] * len(left)
+    for one, *_ in stories:
+        assert one.kind == "PeerLostError", one
+        assert one.ranks and set(one.ranks) <= killed, one
+        assert one.seconds < LIMIT_S + 12
 
 
 def test_torchrun_trains_as_one_process(tmp_path: Path) -> None:
@@ -125,7 +183,7 @@ def test_torchrun_trains_as_one_process(tmp_path: Path) -> None:
     with Hosts() as hosts:
         launcher = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
         launcher += [f"--master-addr={ADDRESSES[0]}", "--master-port=29500"]
-        program = [str(PROGRAM), "train", "60", str(tmp_path)]
+        program = [str(PROGRAM), str(tmp_path)]
         launchers = [
             hosts.start(host, [*launcher, f"--node-rank={host}", *program], env) for host in (0, 1)
         ]
