@@ -128,18 +128,6 @@ def test_a_message_of_more_than_two_gib(open_mpi: MakePool) -> None:
     assert open_mpi("ab").run(send_huge) == [7, 7]
 
 
-@pytest.fixture
-def broken_pool(open_mpi: MakePool) -> Iterator[Pool]:
-    """Ranks for one test, which may break them."""
-    pool = open_mpi("aabb")
-    yield pool
-    pool.close(grace_s=0.2)
-
-
-def test_a_mismatch_between_nodes_is_seen(broken_pool: Pool) -> None:
-    check_each_form(across("aabb").on(broken_pool), LARGE_SIZE)
-
-
 def polled_lanes(rank: Rank) -> tuple[list[str], int]:
     """Lanes that are polled behind groups that this rank, or another one, has ended."""
     before = len(PROGRESS._communicators)
@@ -147,6 +135,7 @@ def polled_lanes(rank: Rank) -> tuple[list[str], int]:
     for ends in range(2):
         with rank.comm.new_group() as group:
             group.barrier()
+            rank.comm.barrier()  # all have left the other one
             if rank.rank == ends:
                 group.abort()
             kinds.append(attempt(group.barrier).kind)
@@ -154,8 +143,12 @@ def polled_lanes(rank: Rank) -> tuple[list[str], int]:
     return kinds, len(PROGRESS._communicators) - before
 
 
-def test_a_lane_of_a_group_that_broke_is_not_polled(broken_pool: Pool) -> None:
-    assert broken_pool.run(polled_lanes) == [(["AbortedError"] * 2, 0)] * 4
+def test_a_lane_of_a_group_that_broke_is_not_polled(open_mpi: MakePool) -> None:
+    assert open_mpi("aabb").run(polled_lanes) == [(["AbortedError"] * 2, 0)] * 4
+
+
+def test_a_mismatch_between_nodes_is_seen(open_mpi: MakePool) -> None:
+    check_each_form(across("aabb").on(open_mpi("aabb")), LARGE_SIZE)
 
 
 def until_broken(rank: Rank) -> Attempt:
@@ -166,12 +159,16 @@ def until_broken(rank: Rank) -> Attempt:
     return found
 
 
-def test_a_stopped_node_is_named_at_the_limit(broken_pool: Pool) -> None:
-    broken_pool.start(until_broken)
+def test_a_stopped_node_is_named_at_the_limit(open_mpi: MakePool) -> None:
+    pool = open_mpi("aabb")
+    pool.start(until_broken)
     time.sleep(0.5)
-    for pid in broken_pool.pids[2:]:
+    for pid in pool.pids[2:]:
         os.kill(pid, signal.SIGSTOP)
-    found = [one.value for one in broken_pool.collect(ranks=[0, 1])]
+    try:
+        found = [one.value for one in pool.collect(ranks=[0, 1])]
+    finally:
+        pool.close(grace_s=0.2)  # nobody else uses its group
     assert len({one.text for one in found}) == 1, found
     for one in found:
         assert one.kind == "CollectiveTimeout", one
