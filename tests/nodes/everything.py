@@ -40,4 +40,4 @@ def check_differences(pool: Pool) -> None:
     site = across("aabb").on(pool)
     check_each_form(site, LARGE)
     for verb in VERBS:
-        check_each_field(site, verb, LARGE)
+        check_each_field(site, verb, LARGE, every=False)
