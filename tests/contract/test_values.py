@@ -152,13 +152,16 @@ def test_every_size(pools: Pools, world: int, verb: str) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
 def test_more_large_sizes(pools: Pools, world: int) -> None:
-    # Of about as many bytes at each number of ranks.
+    # Of about as many bytes at each number of ranks. A move knows no dtype but its bytes.
     large, huge = 200 // world, 66 // world
     for verb in REDUCTIONS:
-        check(pools(world), some(calls_of(verb, world, [16_385, 65_537]), large, 1), batch=8)
-        check(pools(world), some(calls_of(verb, world, [131_071, HUGE_SIZE]), huge, 2), batch=2)
+        share = world // 2 if verb == "reduce_scatter" else 1
+        sizes = [numel // share | 1 for numel in (16_385, 65_537, 131_071, HUGE_SIZE)]
+        check(pools(world), some(calls_of(verb, world, sizes[:2]), large, 1), batch=8)
+        check(pools(world), some(calls_of(verb, world, sizes[2:]), huge, 2), batch=2)
+    dtypes = oracle.DTYPES if world < 4 else KINDS_OF_DTYPE
     for verb in MOVES:
-        check(pools(world), calls_of(verb, world, [HUGE_SIZE // world]), batch=2)
+        check(pools(world), calls_of(verb, world, [HUGE_SIZE // world], dtypes=dtypes), batch=2)
 
 
 @pytest.mark.slow
@@ -172,18 +175,18 @@ def test_sixteen_ranks(pools: Pools, verb: str) -> None:
 def test_sixty_four_ranks(fresh_pool: Callable[..., Pool]) -> None:
     """As many as there may be: a few calls of every kind."""
     pool = fresh_pool(64, Setup(timeout_s=50))
-    check(pool, mixed(64, 60, 1), batch=20)
+    check(pool, mixed(64, 30, 1), batch=30)
     for verb in REDUCTIONS:
-        check(pool, some(calls_of(verb, 64, [1, 64, 700]), 20, 1), batch=10)
+        check(pool, some(calls_of(verb, 64, [1, 64, 700]), 12, 1), batch=12)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 4])
-def test_64_mebibytes(pools: Pools, world: int) -> None:
+def test_64_mebibytes(pools: Pools) -> None:
+    """On three ranks: a chain has a middle then."""
     spots = (Place("private", 4), Place("private", 1, in_place=True))
     for algorithm in ("auto", "chain"):
         call = Call("all_reduce", "float32", 1 << 24, "SUM", algorithm, places=spots, seed=5)
-        check(pools(world), [call])
+        check(pools(3), [call])
 
 
 def more_than_32_bits(rank: Rank, numel: int) -> list[int]:

@@ -85,8 +85,13 @@ class Site:
         return iter(some(calls, self.most, VERBS.index(verb))) if self.most else calls
 
     def large_calls(self, verb: str) -> Iterator[Call]:
-        """Return calls of a few dtypes at a large size."""
-        return calls_of(verb, self.world, self.large, 1, self.limits, KINDS_OF_DTYPE[:2])
+        """Return calls of a few dtypes at a large size.
+
+        A reduce_scatter of many ranks has smaller parts, of about as many bytes together.
+        """
+        share = max(self.world // 2, 1) if verb == "reduce_scatter" else 1
+        sizes = [numel // share | 1 for numel in self.large]
+        return calls_of(verb, self.world, sizes, 1, self.limits, KINDS_OF_DTYPE[:2])
 
     def check(self, calls: Iterable[Call], batch: int = 200) -> int:
         """Make calls on every rank and compare with the oracle; return how many."""
