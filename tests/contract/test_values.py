@@ -181,12 +181,13 @@ def test_sixty_four_ranks(fresh_pool: Callable[..., Pool]) -> None:
 
 
 @pytest.mark.slow
-def test_64_mebibytes(pools: Pools) -> None:
-    """On three ranks: a chain has a middle then."""
+@pytest.mark.parametrize("world", [2, 3])
+def test_64_mebibytes(pools: Pools, world: int) -> None:
+    """A chain of three ranks has a middle."""
     spots = (Place("private", 4), Place("private", 1, in_place=True))
     for algorithm in ("auto", "chain"):
         call = Call("all_reduce", "float32", 1 << 24, "SUM", algorithm, places=spots, seed=5)
-        check(pools(3), [call])
+        check(pools(world), [call])
 
 
 def more_than_32_bits(rank: Rank, numel: int) -> list[int]:
