@@ -75,8 +75,14 @@ def compiler_settings() -> Any:
     return importlib.import_module("torch._inductor.config")
 
 
-def compile_fused(program: Callable[..., Any], *args: Any, **options: Any) -> Compiled:
-    """Run a program compiled with the pass; it draws the numbers that torch draws."""
+def compile_fused(
+    program: Callable[..., Any], *args: Any, kernels: bool = True, **options: Any
+) -> Compiled:
+    """Run a program compiled with the pass; it draws the numbers that torch draws.
+
+    Without `kernels` its code calls torch's own operators. A kernel takes a C++ compiler a second
+    or more, and the pass is over before.
+    """
     config = compiler_settings()
     from torch._inductor.utils import run_and_get_code
 
@@ -88,7 +94,9 @@ def compile_fused(program: Callable[..., Any], *args: Any, **options: Any) -> Co
     FUSING.num_fused = 0
     try:
         torch._dynamo.reset()
-        with config.patch(force_disable_caches=True, fallback_random=True):
+        with config.patch(
+            force_disable_caches=True, fallback_random=True, fallback_by_default=not kernels
+        ):
             made = torch.compile(program, backend="inductor", fullgraph=True, **options)
             results, code = run_and_get_code(made, *args)
         return Compiled(results, FUSING.num_fused, "\n".join(code))
