@@ -110,7 +110,8 @@ FORKS = """
 import json, os, sys
 import torch, torch.distributed
 
-program, folder, most, *started = json.loads(sys.argv[1])
+program, folder, most, first, *started = json.loads(sys.argv[1])
+exec(first)
 pids, codes = [], []
 for number, words in enumerate(started):
     if number >= most:
@@ -138,9 +139,13 @@ def run_forked(
     options: Sequence[str] = (),
     limit_s: float = 120,
     most: int = 1000,
+    first: str = "",
 ) -> list[Said]:
-    """Runs a program with each of these arguments, no more than `most` at a time."""
-    words = json.dumps([program, str(folder), most, *arguments])
+    """Runs a program with each of these arguments, no more than `most` at a time.
+
+    The process from which they are forked runs `first`, as an import that all of them share.
+    """
+    words = json.dumps([program, str(folder), most, first, *arguments])
     started = subprocess.Popen(
         [sys.executable, *options, "-c", FORKS, words],
         stdout=subprocess.PIPE,
@@ -165,6 +170,7 @@ def run_in_pairs(
     hows: Iterable[tuple[str, ...]],
     options: Sequence[str] = (),
     limit_s: float = 120,
+    first: str = "",
 ) -> dict[tuple[str, ...], list[Said]]:
     """Runs a program on two ranks in each of some ways, side by side, as most of it is sleep.
 
@@ -172,7 +178,7 @@ def run_in_pairs(
     """
     ways = list(hows)
     ranks = [(str(rank), str(folder / "-".join(how)), *how) for how in ways for rank in range(2)]
-    said = run_forked(folder, program, ranks, options, limit_s)
+    said = run_forked(folder, program, ranks, options, limit_s, first=first)
     return {how: said[2 * at : 2 * at + 2] for at, how in enumerate(ways)}
 
 

@@ -3,13 +3,17 @@
 
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from tests.support.backends import BACKENDS, COMPILE_S
 from tests.support.launched import free_port
-from tests.support.programs import run_in_pairs, run_python
+from tests.support.programs import Said, run_in_pairs, run_python
+
+KINDS = ["native", *BACKENDS]
+NODES = ("one node", "two nodes")
 
 # The last callback ends after the program's last line, while `Slow` keeps the interpreter ending.
 # Nothing it holds can be let go of then. Undrained it does not end before the interpreter is gone.
@@ -206,14 +210,19 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
+def run_ways(
+    folder: Path, program: str, ways: Iterable[tuple[str, ...]]
+) -> dict[tuple[str, ...], list[Said]]:
+    """Run a program that begins with the import of fastcoll, on two ranks in each way."""
+    return run_in_pairs(folder, program, ways, limit_s=COMPILE_S, first="import fastcoll")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["destroyed", "left"])
-def test_what_is_in_flight_is_over_before_the_interpreter(
-    tmp_path: Path, backend: str, how: str
-) -> None:
-    [said] = run_in_pairs(tmp_path, PROGRAM, [(how, backend)], limit_s=COMPILE_S).values()
-    for code, out, err in said:
-        assert (code, out) == (0, "called back with 4.0\n"), err
+def test_what_is_in_flight_is_over_before_the_interpreter(tmp_path: Path, backend: str) -> None:
+    ways = [(how, backend) for how in ("destroyed", "left")]
+    for way, rows in run_ways(tmp_path, PROGRAM, ways).items():
+        for code, out, err in rows:
+            assert (code, out) == (0, "called back with 4.0\n"), (way, err)
 
 
 @pytest.mark.native
@@ -223,18 +232,17 @@ def test_without_draining_the_process_is_killed(
 ) -> None:
     monkeypatch.setenv("FASTCOLL_TORCH_BACKEND", "compiled")
     how = "undrained", "compiled"
-    for code, out, err in run_in_pairs(tmp_path, PROGRAM, [how], limit_s=COMPILE_S)[how]:
+    for code, out, err in run_ways(tmp_path, PROGRAM, [how])[how]:
         assert code in (-signal.SIGABRT, -signal.SIGSEGV), err
         assert out == ""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["native", *BACKENDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_program_that_leaves_with_calls_pending_ends(tmp_path: Path, kind: str) -> None:
     peers = [("exits", "ends"), ("exits", "comes late"), ("exits", "waits"), ("raises", "ends")]
     hows = [(how, kind, peer) for how, peer in peers]
-    said = run_in_pairs(tmp_path, PENDING, hows, limit_s=COMPILE_S)
-    for (how, *_), [(code, out, err), _] in said.items():
+    for (how, *_), [(code, out, err), _] in run_ways(tmp_path, PENDING, hows).items():
         assert code == (1 if how == "raises" else 5), err
         assert out.splitlines()[0] == "leaving"
         assert "called back" in out
@@ -243,21 +251,18 @@ def test_a_program_that_leaves_with_calls_pending_ends(tmp_path: Path, kind: str
 # Not the compiled backend: torch's own bindings, which call it, end the process that way.
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["native", "python"])
-@pytest.mark.parametrize("how", ["closed", "open"])
-def test_a_daemon_may_be_in_a_call(tmp_path: Path, kind: str, how: str) -> None:
+def test_a_daemon_may_be_in_a_call(tmp_path: Path, kind: str) -> None:
     names = ("large", "small", "first", "queued", "recv")
-    for case, [(code, _, err), _] in run_in_pairs(
-        tmp_path, DAEMON, [(kind, name, how) for name in names], limit_s=COMPILE_S
-    ).items():
+    ways = [(kind, name, how) for name in names for how in ("closed", "open")]
+    for case, [(code, _, err), _] in run_ways(tmp_path, DAEMON, ways).items():
         assert code == 5, (case, err)
 
 
 # A process whose transfers keep it alive would end with rank 1, a minute later, or by its limit,
 # which is longer. A send waits some seconds for its receiver.
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["native", *BACKENDS])
-@pytest.mark.parametrize("nodes", ["one node", pytest.param("two nodes", marks=pytest.mark.long)])
-def test_a_transfer_keeps_no_process_alive(tmp_path: Path, kind: str, nodes: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_transfer_keeps_no_process_alive(tmp_path: Path, kind: str) -> None:
     said = {
         "irecv": "True\n",
         "recv": "True\n",
@@ -268,10 +273,9 @@ def test_a_transfer_keeps_no_process_alive(tmp_path: Path, kind: str, nodes: str
     }
     if kind == "compiled":  # see test_a_daemon_may_be_in_a_call
         del said["recv"]
-    ways = [(kind, nodes, name) for name in said]
-    for (*_, name), rows in run_in_pairs(tmp_path, TRANSFER, ways, limit_s=COMPILE_S).items():
-        (code, _, err), (_, out, _) = rows
-        assert (code, out) == (5, said[name]), (name, err)
+    ways = [(kind, nodes, name) for nodes in NODES for name in said]
+    for way, [(code, _, err), (_, out, _)] in run_ways(tmp_path, TRANSFER, ways).items():
+        assert (code, out) == (5, said[way[-1]]), (way, err)
 
 
 # Calls that an object makes as its last ones, while the interpreter ends. The object is held by the
@@ -322,11 +326,11 @@ elif holder == "itself":
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["native", *BACKENDS])
-@pytest.mark.parametrize("nodes", ["one node", "two nodes"])
-def test_a_call_while_the_interpreter_ends(tmp_path: Path, kind: str, nodes: str) -> None:
-    hows = [(kind, nodes, holder) for holder in ("modules", "names", "itself")]
-    for case, rows in run_in_pairs(tmp_path, LAST, hows, limit_s=COMPILE_S).items():
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_while_the_interpreter_ends(tmp_path: Path, kind: str) -> None:
+    holders = ("modules", "names", "itself")
+    ways = [(kind, nodes, holder) for nodes in NODES for holder in holders]
+    for case, rows in run_ways(tmp_path, LAST, ways).items():
         for code, out, err in rows:
             assert (code, out) == (0, 5 * "UsageError\n"), (case, err)
 
@@ -372,11 +376,12 @@ calls.all_reduce(torch.ones(3))
 """
 
 
+# Their import of fastcoll comes behind that of the handler, so each has one of its own.
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["native", *BACKENDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_handler_of_the_exit_has_its_group(tmp_path: Path, kind: str) -> None:
     said = {"calls": "[2.0, 2.0, 2.0] [0, 1]\nFalse\n", "destroy": "False\n"}
-    ways = [(kind, nodes, name) for nodes in ("one node", "two nodes") for name in said]
+    ways = [(kind, nodes, name) for nodes in NODES for name in said]
     for case, rows in run_in_pairs(tmp_path, HANDLER, ways, limit_s=COMPILE_S).items():
         for code, out, err in rows:
             assert (code, out) == (0, said[case[-1]]), (case, err)
