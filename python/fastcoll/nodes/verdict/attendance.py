@@ -41,5 +41,6 @@ class Attendance:
         absent = self._board.missing(self._keys, self._number) or []
         if set(absent) <= set(error.ranks):
             return error
-        ranks = sorted({*error.ranks, *absent})
-        return CollectiveTimeout(f"{error}. In all, ranks {ranks} have not come to it", ranks)
+        # The error may be that of a call before the barrier.
+        text = f"{error}. Ranks {absent} of all nodes have not come to the monitored barrier"
+        return CollectiveTimeout(text, sorted({*error.ranks, *absent}))
