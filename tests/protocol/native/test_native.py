@@ -185,10 +185,9 @@ CASES = [
         for side in ("release", "acquire")
         for word in PAIRS
     ),
-    *(
-        Case("test_p2p", "plain", (variant, "200", "2"), "FAILED|WRONG")
-        for variant in ("unawaited_receiver", "written_kept_bays")
-    ),
+    Case("test_p2p", "plain", ("unawaited_receiver", "200", "2"), "FAILED|WRONG"),
+    # Few of the drawn transfers answer in a kept bay: 200 seeds missed the bug in 3 of 34 runs.
+    Case("test_p2p", "plain", ("written_kept_bays", "4000", "2"), "FAILED|WRONG"),
     Case(
         "test_moves", "address", ("unchecked_places",), "AddressSanitizer|runtime error|Assertion"
     ),
