@@ -5,9 +5,9 @@
 
 fastcoll and Gloo take turns within the same processes. A cell's figure is the ratio of the medians
 of their steps a second. Beside it stand a step's CPU time and the percentiles of its time. Steps
-that only compute show the most that any library could reach. A file that is there keeps the
-situations and ways that are not measured now. All cells take 20 minutes. Nothing else should run
-meanwhile.
+that communicate nothing show the most that any library could reach. Those of DDP copy the gradients
+into DDP's buckets and back, as every backend's do. A file that is there keeps the situations and
+ways that are not measured now. All cells take 20 minutes. Nothing else should run meanwhile.
 """
 
 import argparse

@@ -10,7 +10,6 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
@@ -85,6 +84,13 @@ def _steps_of_calls(way: str, size: int, matmul: int, gloo: dist.ProcessGroup) -
     return {name: step(call) for name, call in calls.items()}
 
 
+def _keep_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Reduce nothing. DDP still copies all gradients into its buckets and back, with any backend."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
 def _steps_of_ddp(size: int, groups: dict[str, dist.ProcessGroup]) -> Steps:
     """Return training steps of a network whose gradients have so many bytes."""
     width = max(1, round((size / 4 / LAYERS) ** 0.5))
@@ -96,16 +102,13 @@ def _steps_of_ddp(size: int, groups: dict[str, dist.ProcessGroup]) -> Steps:
         assert sum(p.nbytes for p in layers.parameters()) == size
         return nn.parallel.DistributedDataParallel(layers, process_group=group)
 
-    def step(model: nn.parallel.DistributedDataParallel, alone: bool) -> Callable[[], None]:
-        def run() -> None:
-            with model.no_sync() if alone else nullcontext():
-                model(data).sum().backward()
-
-        return run
+    def step(model: nn.parallel.DistributedDataParallel) -> Callable[[], object]:
+        return lambda: model(data).sum().backward()
 
     models = {name: network(group) for name, group in groups.items()}
-    steps: Steps = {name: step(model, False) for name, model in models.items()}
-    return steps | {ALONE: step(models["gloo"], True)}
+    models[ALONE] = network(groups["gloo"])
+    models[ALONE].register_comm_hook(None, _keep_gradients)
+    return {name: step(model) for name, model in models.items()}
 
 
 @dataclass(frozen=True)

@@ -272,15 +272,20 @@ def _company_verdicts(folder: Path) -> Iterator[Verdict]:
     ]
     absent = len(company["rows"]) - len(rows)
     slow = sum(ratio < 1 for ratio in ratios)
-    fast = sum(ratio >= LEAST_COMPANY_RATIO for ratio in ratios) / len(ratios)
+    fast = sum(ratio >= LEAST_COMPANY_RATIO for ratio in ratios)
+    # Steps that communicate nothing show the cells in which no library could reach the ratio.
+    bounds = [
+        row["libraries"]["compute"]["per_s"] / row["libraries"]["gloo"]["per_s"] for row in rows
+    ]
+    possible = sum(bound >= LEAST_COMPANY_RATIO for bound in map(max, ratios, bounds))
     dear = sum(cpu > 1 for cpu in cpus)
     of_all = f"of {len(rows)} cells" + (f" ({absent} not measured)" if absent else "")
     yield Verdict(
         f"{what}, every cell", ">= 1x", f"{min(ratios):.2f}x; {slow} {of_all} below", slow == 0
     )
-    yield Verdict(
-        f"{what}, >= {LEAST_COMPANY_RATIO}x", ">= 80%", f"{fast:.0%} {of_all}", fast >= 0.8
-    )
+    share = fast / len(rows)
+    found = f"{share:.0%} {of_all}; {fast} of {possible} where any library could"
+    yield Verdict(f"{what}, >= {LEAST_COMPANY_RATIO}x", ">= 80%", found, share >= 0.8)
     yield Verdict(
         "CPU time of a step in company, against Gloo's",
         "<= 1x",

@@ -74,8 +74,14 @@ def test_each_goal_of_the_calls_on_lists(targets: ModuleType, tmp_path: Path) ->
 
 
 def test_each_goal_of_steps_in_company(targets: ModuleType, tmp_path: Path) -> None:
-    def found(ratios: list[float], cpu_ms: float = 1.0, absent: int = 0) -> list[Any]:
-        libraries = {"fastcoll": {"cpu_ms": cpu_ms}, "gloo": {"cpu_ms": 1.0}}
+    def found(
+        ratios: list[float], cpu_ms: float = 1.0, absent: int = 0, alone: float = 2.0
+    ) -> list[Any]:
+        libraries = {
+            "fastcoll": {"cpu_ms": cpu_ms, "per_s": 1.0},
+            "gloo": {"cpu_ms": 1.0, "per_s": 1.0},
+            "compute": {"per_s": alone},
+        }
         rows: list[dict[str, Any]] = [
             {"status": "measured", "gloo_over_fastcoll": ratio, "libraries": libraries}
             for ratio in ratios
@@ -93,6 +99,9 @@ def test_each_goal_of_steps_in_company(targets: ModuleType, tmp_path: Path) -> N
     assert passed([1.5, 1.5, 1.5, 1.4, 1.0]) == [True, False, True]
     assert passed([2.0], 1.1) == [True, True, False]
     assert found([2.0, 0.9], 1.0, 1)[0].found == "0.90x; 1 of 2 cells (1 not measured) below"
+    cells = "33% of 3 cells"
+    assert found([1.6, 1.4, 1.0])[1].found == f"{cells}; 1 of 3 where any library could"
+    assert found([1.6, 1.4, 1.0], alone=1.4)[1].found == f"{cells}; 1 of 1 where any library could"
 
 
 def test_each_goal_of_the_calls_through_torch(targets: ModuleType, tmp_path: Path) -> None:
