@@ -125,6 +125,11 @@ class Group {
     const size_t last = (num_bytes - ArriveLine::kPayloadBytes - 1) / InlineLine::kPayloadBytes;
     return met({&pad(peer).inlined[line_idx][last].slot, slot_value(), true});
   }
+  // Whether all other ranks have arrived in the next call, which is to be of this plan.
+  bool has_next_arrivals(const Plan& plan) const;
+  bool has_reduced(int peer, uint64_t count) {
+    return met({&pad(peer).reduced.value, progress(count), false});
+  }
   void wait_staged(int peer, uint64_t count) {
     wait(peer, {&pad(peer).staged.value, progress(count), false});
   }
@@ -369,19 +374,6 @@ FASTCOLL_HOT void Group<P>::begin(const Plan& plan, Staging staging, Host& host,
   // Line call % kDepth was last used by call - kDepth. All ranks must have finished that call: then
   // they have consumed the segments before those of call - kDepth + 1.
   require_done(first_segments_[(call_ + 1) % kDepth]);
-}
-
-template <class P>
-bool Group<P>::may_begin(bool stages) {
-  uint64_t segment = first_segments_[(call_ + 2) % kDepth];  // as begin() will ask for
-  const uint64_t claimed = slots_.done_before_next();        // as claim_slot(0) will
-  if (stages && int64_t(claimed - segment) > 0) segment = claimed;
-  for (int peer = 0; peer < world_size(); ++peer) {
-    if (int64_t(peers_[peer].known_done - segment) >= 0 || peer == rank()) continue;
-    if (!met({&pad(peer).done.value, segment, false})) return false;
-    peers_[peer].known_done = segment;
-  }
-  return true;
 }
 
 template <class P>

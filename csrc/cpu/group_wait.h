@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slow side of waiting. A rank spins on if peers come soon (patience.h), yields unless others
-// want the CPU (company.h), and sleeps. Every millisecond it looks for the reason (patrol). A wait
-// ends by its word, by the group's verdict, by the program or by its limit.
+// Whether a call would wait to begin, and the slow side of waiting. A rank spins on if peers come
+// soon (patience.h), yields unless others want the CPU (company.h), and sleeps. Every millisecond
+// it looks for the reason (patrol). A wait ends by its word, by the group's verdict, by the program
+// or by its limit.
 #pragma once
 
 #include <sched.h>
@@ -9,6 +10,30 @@
 #include "cpu/group.h"
 
 namespace fastcoll {
+
+template <class P>
+bool Group<P>::may_begin(bool stages) {
+  uint64_t segment = first_segments_[(call_ + 2) % kDepth];  // as begin() will ask for
+  const uint64_t claimed = slots_.done_before_next();        // as claim_slot(0) will
+  if (stages && int64_t(claimed - segment) > 0) segment = claimed;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (int64_t(peers_[peer].known_done - segment) >= 0 || peer == rank()) continue;
+    if (!met({&pad(peer).done.value, segment, false})) return false;
+    peers_[peer].known_done = segment;
+  }
+  return true;
+}
+
+template <class P>
+bool Group<P>::has_next_arrivals(const Plan& plan) const {
+  const uint32_t stamp = P::kChecksCalls ? stamp_after(stamp_, plan.hash) : stamp_;
+  const uint64_t slot = (call_ + 1) << 32 | stamp;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    const uint64_t& word = peers_[peer].pad->arrive[(call_ + 1) % P::kLines].slot;
+    if (peer != rank() && !met({&word, slot, true})) return false;
+  }
+  return true;
+}
 
 template <class P>
 void Group<P>::wake() {

@@ -10,9 +10,11 @@
 // continues it.
 //
 // Peers don't notice a call that rests. This rank's data is already there, and a later call waits
-// for this rank as for any late one. Excluded are two_shot, ring and chain, whose second half peers
-// wait for, and data that peers read in place. The take half moves at most 128 KiB: above that a
-// thread beside the program is worth its wake-up.
+// for this rank as for any late one. Excluded are ring and chain, whose second half peers wait for,
+// and data that peers read in place. A two_shot has halves if all other ranks have arrived: then the
+// give half reduces this rank's chunk, too. Those ranks wait in it, and a thread of this rank would
+// keep them waiting. The take half moves at most 128 KiB: above that a thread beside the program is
+// worth its wake-up. A rank alone waits for nobody, and its take half is the call.
 //
 // The queue tells torch's compiled backend when a call is over. The backend tells the queue when a
 // handle is gone (c10d_work.h). Handles of torch are counted references, so the queue keeps a weak
@@ -29,11 +31,13 @@ bool has_halves(const Call<P>& call) {
   // More takes about as long as it takes to wake up a thread, beside which the program goes on.
   constexpr size_t kMostTakenBytes = size_t{128} << 10;
   const size_t message_bytes = call.input_numel() * call.elem_bytes();
-  if (call.world_size() == 1 || message_bytes * size_t(call.world_size()) > kMostTakenBytes)
-    return false;
+  if (message_bytes * size_t(call.world_size()) > kMostTakenBytes) return false;
+  if (call.world_size() == 1) return true;
   switch (call.plan.algorithm) {
     case Algorithm::one_shot:
       return call.plan.inlined || (!call.scatters() && staging(call).num_segments == 1);
+    case Algorithm::two_shot:
+      return staging(call).num_segments == 1 && call.group.has_next_arrivals(call.plan);
     case Algorithm::direct:
       return Direct<P>(call).has_halves();
     default:
@@ -43,14 +47,18 @@ bool has_halves(const Call<P>& call) {
 
 template <class P>
 void give(Call<P>& call) {
+  if (call.world_size() == 1) return;
   if (call.plan.algorithm == Algorithm::direct) Direct<P>(call).give();
+  else if (call.plan.algorithm == Algorithm::two_shot) TwoShot<P>(call).give();
   else if (call.plan.inlined) give_inlined(call);
   else StagedOneShot<P>(call).give();
 }
 
 template <class P>
 void take(Call<P>& call) {
+  if (call.world_size() == 1) return run_alone(call);
   if (call.plan.algorithm == Algorithm::direct) Direct<P>(call).take();
+  else if (call.plan.algorithm == Algorithm::two_shot) TwoShot<P>(call).take();
   else if (call.plan.inlined) take_inlined(call);
   else StagedOneShot<P>(call).take();
 }
@@ -69,6 +77,8 @@ bool begin_half(Call<P>& call, Host& host, double timeout_s) {
 // Whether `finish` would not wait.
 template <class P>
 bool may_finish(Call<P>& call) {
+  if (call.plan.algorithm == Algorithm::two_shot && call.world_size() > 1)
+    return TwoShot<P>(call).may_take();
   const bool is_direct = call.plan.algorithm == Algorithm::direct;
   const size_t inlined_bytes = call.plan.inlined ? call.input_numel() * call.elem_bytes() : 0;
   for (int peer = 0; peer < call.world_size(); ++peer) {

@@ -42,21 +42,10 @@ class TwoShot {
 
   void run() {
     const size_t num_segments = chunks_.num_segments();
-    uint64_t input = Location::kStaged, output = Location::kStaged;
-    if (!call_.lies_apart()) {
-      if (!call_.parts) input = group_.locate(call_.input, call_.input_numel() * elem_);
-      // A scattered output is small and written by its owner alone: nothing to gain from its place.
-      if (takes_all()) output = group_.locate(call_.output, call_.plan.numel * elem_);
-    }
-    place(rank_, input, output);
-
+    locate_mine();
     copy_in(0);
-    group_.arrive(input, output);
-    for (int peer = 0; peer < world_; ++peer) {
-      if (peer == rank_) continue;
-      const ArriveLine& line = group_.wait_arrival(peer);
-      place(peer, line.location.input, line.location.output);
-    }
+    group_.arrive(my_input_, my_output_);
+    locate_theirs();
     for (size_t k = 0; k < num_segments; ++k) {
       if (k + 1 < num_segments) {
         copy_in(k + 1);
@@ -66,18 +55,60 @@ class TwoShot {
       group_.publish_reduced(k + 1);
       if (k > 0) copy_out(k - 1);
     }
+    end(num_segments);
+  }
+
+  // ---- in two halves, which begin once every other rank has arrived (halves.h) ------------------
+  void give() {
+    locate_mine();
+    locate_theirs();  // so the slot is free, too
+    copy_in(0);
+    group_.arrive(my_input_, my_output_);
+    reduce(0);
+    group_.publish_reduced(1);
+  }
+  // Whether `take` would not wait.
+  bool may_take() {
+    locate_mine();
+    if (!takes_all() && !inputs_[rank_]) return true;
+    for (int peer = 0; peer < world_; ++peer)
+      if (peer != rank_ && !group_.has_reduced(peer, 1)) return false;
+    return true;
+  }
+  // May be begun anew if a wait was left: no wait comes behind the copies.
+  void take() {
+    locate_mine();
+    end(1);
+  }
+
+ private:
+  void locate_mine() {
+    if (!call_.lies_apart()) {
+      if (!call_.parts) my_input_ = group_.locate(call_.input, call_.input_numel() * elem_);
+      // A scattered output is small and written by its owner alone: nothing to gain from its place.
+      if (takes_all()) my_output_ = group_.locate(call_.output, call_.plan.numel * elem_);
+    }
+    place(rank_, my_input_, my_output_);
+  }
+  void locate_theirs() {
+    for (int peer = 0; peer < world_; ++peer)
+      if (peer != rank_) {
+        const ArriveLine& line = group_.wait_arrival(peer);
+        place(peer, line.location.input, line.location.output);
+      }
+  }
+  void place(int peer, uint64_t input, uint64_t output) {
+    inputs_[peer] = group_.resolve(peer, input, 0, call_.input_numel() * elem_);
+    outputs_[peer] = group_.resolve(peer, output, 0, call_.plan.numel * elem_);
+  }
+
+  void end(size_t num_segments) {
     copy_out(num_segments - 1);
     // Peers read my symmetric input and write my symmetric output: neither is mine again before
     // they have reduced everything.
     if (inputs_[rank_] || outputs_[rank_])
       for (int peer = 0; peer < world_; ++peer)
         if (peer != rank_) group_.wait_reduced(peer, num_segments);
-  }
-
- private:
-  void place(int peer, uint64_t input, uint64_t output) {
-    inputs_[peer] = group_.resolve(peer, input, 0, call_.input_numel() * elem_);
-    outputs_[peer] = group_.resolve(peer, output, 0, call_.plan.numel * elem_);
   }
 
   // 1. The others' chunks of segment k into my slot; my own stays where it is.
@@ -172,6 +203,7 @@ class TwoShot {
   const size_t elem_;
   const int rank_, world_;
   std::byte* slot_ = nullptr;
+  uint64_t my_input_ = Location::kStaged, my_output_ = Location::kStaged;
   // Every rank's symmetric memory; null: staged.
   std::byte* inputs_[kMaxWorld] = {};
   std::byte* outputs_[kMaxWorld] = {};

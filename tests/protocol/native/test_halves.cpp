@@ -35,8 +35,9 @@ void halve_calls() {
   require(!halves(2, all_reduce, Algorithm::one_shot, kMost / 2 + 1), "more than that");
   require(halves(4, all_reduce, Algorithm::one_shot, kMost / 4), "the same of four ranks");
   require(!halves(4, all_reduce, Algorithm::one_shot, kMost / 4 + 1), "more than that");
-  require(!halves(1, all_reduce, Algorithm::one_shot, 8), "a group of one rank");
-  require(!halves(2, all_reduce, Algorithm::two_shot, 8), "a call in which all wait for all");
+  require(halves(1, all_reduce, Algorithm::two_shot, kMost), "a group of one rank");
+  require(!halves(1, all_reduce, Algorithm::two_shot, kMost + 1), "more than that");
+  require(!halves(2, all_reduce, Algorithm::two_shot, 8), "nobody has arrived");
   require(!halves(2, reduce_scatter, Algorithm::one_shot, 8), "it is a two_shot");
   require(halves(2, reduce_scatter, Algorithm::one_shot, 8, true), "but for a small one");
   require(halves(2, all_gather, Algorithm::direct, kInPlace - 1), "a message that is staged");
@@ -112,6 +113,83 @@ void finish_halves() {
       }
 }
 
+// A rank alone waits for nobody.
+void halve_lone_calls() {
+  using enum Verb;
+  for (const auto& [verb, algorithm] : {std::pair{all_reduce, Algorithm::two_shot},
+                                        std::pair{reduce_scatter, Algorithm::one_shot},
+                                        std::pair{all_gather, Algorithm::direct}}) {
+    World world(1);
+    Plan plan = plan_of(verb, kNumel);
+    plan.algorithm = algorithm;
+    plan.inlined = false;
+    plan = make_plan(plan);
+    int32_t input[kNumel] = {1, 2, 3, 4}, output[kNumel] = {};
+    Call<P> call{world.group(0), plan, reinterpret_cast<std::byte*>(input),
+                 reinterpret_cast<std::byte*>(output)};
+    require(begin_half(call, world.host(0), kLimitS), "a call of a rank alone");
+    require(may_finish(call), "nobody else has to arrive");
+    finish(call, world.host(0));
+    for (size_t i = 0; i < kNumel; ++i)
+      require_equal(output[i], int32_t(i) + 1, std::string("an element of ") + verb_name(verb));
+    require_equal(world.pad(0).done.value, 1, "the segments of a call that ended");
+  }
+}
+
+// A two_shot has halves once the others have arrived, and they get through without the second.
+void halve_two_shot(Verb verb, int root, bool is_symmetric) {
+  using enum Verb;
+  World world(2);
+  Plan plan = plan_of(verb, kNumel, root);
+  plan.algorithm = Algorithm::two_shot;
+  plan.inlined = false;
+  plan = make_plan(plan);
+  constexpr size_t kOutput = 2 * kNumel;
+  std::vector<int32_t> memory[2];
+  for (int rank = 0; rank < 2; ++rank) {
+    memory[rank].assign(2 * kOutput, -1);
+    for (size_t i = 0; i < kOutput; ++i) memory[rank][i] = value_of(rank, i);
+  }
+  if (is_symmetric)
+    for (int rank = 0; rank < 2; ++rank) {
+      Arena arena;
+      arena.num_bytes = sizeof(int32_t) * memory[0].size();
+      for (int of = 0; of < 2; ++of) arena.bases[of] = reinterpret_cast<std::byte*>(&memory[of][0]);
+      world.group(rank).arenas().push_back(arena);
+    }
+  const auto call_of = [&](int rank) {
+    return Call<P>{world.group(rank), plan, reinterpret_cast<std::byte*>(&memory[rank][0]),
+                   reinterpret_cast<std::byte*>(&memory[rank][kOutput])};
+  };
+  Call<P> first = call_of(0), second = call_of(1);
+  const std::string name = verb_name(verb);
+  require(!begin_half(second, world.host(1), kLimitS), name + " in which nobody has arrived");
+  Plan other_plan = plan;
+  other_plan.numel += 1;
+  other_plan = make_plan(other_plan);
+  Call<P> differing{world.group(1), other_plan, second.input, second.output};
+  const bool waits = verb == all_reduce || (verb == reduce && root == 1) || is_symmetric;
+  world.host(0).hook = once([&] {
+    require(!begin_half(differing, world.host(1), kLimitS), name + " after another call's arrival");
+    require(begin_half(second, world.host(1), kLimitS), name + " in which the other has arrived");
+    require_equal(may_finish(second), !waits, "whether it may end a " + name);
+    LoneHost other;
+    other.leaves = true;
+    if (waits)
+      require_equal(error_of([&] { finish(second, other); }).text, "stepped out", "the other host");
+  });
+  run(first, world.host(0), kLimitS);
+  require(may_finish(second), "the first rank has reduced");
+  finish(second, world.host(1));
+  for (int rank = 0; rank < 2; ++rank)
+    for (size_t i = 0; i < kNumel && (verb != reduce || rank == root); ++i) {
+      const size_t at = i + (verb == reduce_scatter ? size_t(rank) * kNumel : 0);
+      require_equal(memory[rank][kOutput + i], value_of(0, at) + value_of(1, at),
+                    "an element of " + name);
+    }
+  require_equal(world.pad(1).done.value, 1, "the segments of a call that ended");
+}
+
 void begin_no_half() {
   World world(2);
   const Plan plan = plan_of(Verb::all_reduce, kInlineMaxBytes / 4 + 1);
@@ -170,6 +248,12 @@ void abandon_calls() {
 int main() {
   halve_calls();
   finish_halves();
+  halve_lone_calls();
+  for (const bool is_symmetric : {false, true}) {
+    halve_two_shot(Verb::all_reduce, 0, is_symmetric);
+    halve_two_shot(Verb::reduce_scatter, 0, is_symmetric);
+    for (const int root : {0, 1}) halve_two_shot(Verb::reduce, root, is_symmetric);
+  }
   begin_no_half();
   finish_by_other_hosts();
   abandon_calls();
