@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sysconfig
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -49,28 +50,35 @@ class NotAskedForError(NotBuiltError):
 
 
 class _Outcome:
-    """The result of the first attempt in this process; there is no second one."""
+    """The result of the setting that `load` met last; no setting is tried twice in a row."""
 
+    setting: str | None = None
     module: ModuleType | None = None
     reason = "no group of torch.distributed was made yet"
     is_failure = False
-    known = False
+    loaded: ModuleType | None = None  # it stays, whatever groups ask for later
 
 
 _outcome = _Outcome()
+_users: list[Callable[[ModuleType], None]] = []
 
 
 def load() -> ModuleType | None:
     """Return the compiled backend, or None; `reason` then says why.
 
-    It is built here only where FASTCOLL_TORCH_BACKEND=compiled asks for it. Without that setting
-    the start of a program must not wait for a compiler.
+    FASTCOLL_TORCH_BACKEND is read at each call, as a program may set it between its groups. The
+    backend is built here only where that is "compiled". Else the start of a program must not wait
+    for a compiler.
+
+    Raises:
+        UsageError: FASTCOLL_TORCH_BACKEND has no such value.
     """
-    if not _outcome.known:
-        _outcome.known = True
+    setting = env.TORCH_BACKEND.get()
+    if setting != _outcome.setting:
+        _outcome.setting, _outcome.module = setting, None
+        _outcome.reason, _outcome.is_failure = "", False
         try:
-            _outcome.module = _import(_ready())
-            _outcome.reason = ""
+            _outcome.module = _import_once(setting)
         except NotBuiltError as error:
             _outcome.reason = str(error)
             _outcome.is_failure = not isinstance(error, NotAskedForError)
@@ -78,6 +86,19 @@ def load() -> ModuleType | None:
             _outcome.reason = f"{type(error).__name__}: {error}"
             _outcome.is_failure = True
     return _outcome.module
+
+
+def loaded() -> ModuleType | None:
+    """Return the compiled backend if this process has it, whatever the setting has become."""
+    return _outcome.loaded
+
+
+def give_once_loaded(user: Callable[[ModuleType], None]) -> None:
+    """Call `user` with the compiled backend: now, or when it is loaded later, if ever."""
+    if _outcome.loaded is None:
+        _users.append(user)
+    else:
+        user(_outcome.loaded)
 
 
 def report_failure() -> None:
@@ -90,7 +111,7 @@ def report_failure() -> None:
 
 
 def reason() -> str:
-    """Return why this process has no compiled backend, or "" if it has."""
+    """Return why the last `load` gave no compiled backend, or "" if it did."""
     return _outcome.reason
 
 
@@ -255,6 +276,15 @@ def _carry_out(command: list[str], path: Path, limit_s: float) -> None:
         if not any(word in done.stderr for word in _PASSING):
             _failure(path).write_text(text)
         raise NotBuiltError(text)
+
+
+def _import_once(setting: str) -> ModuleType:
+    """Return the compiled backend if the setting admits it; it serves the operators at once."""
+    if setting == "python" or _outcome.loaded is None:
+        _outcome.loaded = _import(_ready())
+        while _users:
+            _users.pop()(_outcome.loaded)
+    return _outcome.loaded
 
 
 def _import(path: Path) -> ModuleType:

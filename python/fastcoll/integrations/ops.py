@@ -16,7 +16,7 @@ compiler gets them: that is `compile.py`.
 import itertools
 import weakref
 from collections.abc import Sequence
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -366,7 +366,15 @@ OPERATORS = tuple(_operators.values())
 
 # Compiled code calls these (lowered.py). Where the compiled backend is, it runs the calls that need
 # no Python.
-_direct = dict(_operators)
-if (_compiled := c10d_build.load()) is not None:
-    _direct |= _compiled.serve_operators(_operators, _functions, _gradients, named)
-setattr(torch.ops.fastcoll, DIRECT, SimpleNamespace(**_direct))
+_direct = SimpleNamespace(**_operators)
+setattr(torch.ops.fastcoll, DIRECT, _direct)
+
+
+def _serve_by(compiled: ModuleType) -> None:
+    vars(_direct).update(compiled.serve_operators(_operators, _functions, _gradients, named))
+
+
+# Groups of fastcoll.init have use for it, too. This decides nothing for groups of torch's, of which
+# one may be the first to ask for the compiled backend.
+c10d_build.load()
+c10d_build.give_once_loaded(_serve_by)

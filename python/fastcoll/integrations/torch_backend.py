@@ -153,13 +153,16 @@ def process_group(
 def _make_part(
     whole: BaseProcessGroup, store: dist.Store, rank: int, world_size: int, *terms: Any
 ) -> FastcollProcessGroup | dist.Backend:
-    """Make a part of a group, for torch's `split_group`: as its whole is. Collective."""
+    """Make a part of a group, for torch's `split_group`: as its whole is. Collective.
+
+    The setting may have changed since, and C++ can't take a part that is Python's.
+    """
     name, limit_s = terms
     comm = connect_ranks(store, rank, world_size, limit_s, name)
     adopt(comm)
     if isinstance(whole, ProfiledProcessGroup):  # not the half of a compiled one
         return ProfiledProcessGroup(comm, store, whole.events)
-    return make_backend(comm, store, limit_s, whole.events)
+    return _serve(store, Prepared(comm, c10d_build.loaded(), whole.events))
 
 
 BaseProcessGroup.make_part = _make_part
