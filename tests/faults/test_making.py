@@ -120,7 +120,7 @@ def test_a_node_that_does_not_come_is_named_at_the_limit(
         assert "node 1" in one.text
 
 
-def give_up_on_rank_1(rank: Rank, quitter: int, step: str, slow: int) -> Attempt:
+def give_up_on_rank_1(rank: Rank, quitter: int, step: str, slow: int, late_s: float) -> Attempt:
     """One rank finds that rank 1 is lost, at some step of init; another one comes late."""
 
     def give_up(*_: Any) -> None:
@@ -134,7 +134,7 @@ def give_up_on_rank_1(rank: Rank, quitter: int, step: str, slow: int) -> Attempt
     call = rendezvous._call
 
     def call_late(*args: Any) -> Any:
-        time.sleep(0.5)
+        time.sleep(late_s)
         return call(*args)
 
     if rank.rank == slow:
@@ -153,23 +153,24 @@ GIVING_UP = {
 
 
 @pytest.mark.parametrize(
-    ("quitter", "step", "slow"),
+    ("quitter", "step", "slow", "late_s"),
     [
-        (0, "greet", 2),
-        (0, "greet", -1),
-        pytest.param(2, "greet", -1, marks=pytest.mark.slow),  # rank 1 waits to its limit
-        (2, "reply", -1),
-        (0, "send", -1),
-        (0, "receive", -1),
-        (2, "receive", -1),
+        (0, "greet", 2, 0.5),  # rank 0 still stands at its door
+        (0, "greet", 2, 2.5),  # it is gone, and left its reason in the store
+        (0, "greet", -1, 0),
+        pytest.param(2, "greet", -1, 0, marks=pytest.mark.slow),  # rank 1 waits to its limit
+        (2, "reply", -1, 0),
+        (0, "send", -1, 0),
+        (0, "receive", -1, 0),
+        (2, "receive", -1, 0),
     ],
 )
 def test_who_gives_up_in_init_says_why(
-    fresh_pool: Callable[..., Pool], quitter: int, step: str, slow: int
+    fresh_pool: Callable[..., Pool], quitter: int, step: str, slow: int, late_s: float
 ) -> None:
     """A rank that leaves because of another one is not taken for the culprit."""
     pool = fresh_pool(3, Setup(init=False))
-    for outcome in pool.outcomes(give_up_on_rank_1, quitter, step, slow):
+    for outcome in pool.outcomes(give_up_on_rank_1, quitter, step, slow, late_s):
         assert outcome.ok, outcome.describe()
         if outcome.rank != 1:
             assert outcome.value.kind == "PeerLostError", outcome.value

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.bootstrap.farewell import farewell_in, say_farewell
+from fastcoll.bootstrap.farewell import farewell_in, farewell_of, say_farewell
 from fastcoll.bootstrap.identity import Terms, describe_rank
-from fastcoll.bootstrap.rendezvous import _GREETING, Listener
+from fastcoll.bootstrap.rendezvous import _GREETING, Aside, Listener
 from fastcoll.errors import PeerLostError, UsageError
 
 
@@ -52,3 +52,38 @@ def test_who_has_not_said_its_name_yet_hears_why_the_door_closes(door: Listener)
         assert isinstance(heard, PeerLostError)
         assert heard.ranks == (1,)
         assert "no such bird" in str(heard)
+
+
+class Known(Aside):
+    """Has a farewell of each rank, and notes the one that this rank leaves."""
+
+    def __init__(self, word: bytes) -> None:
+        self.word, self.left = word, b""
+
+    def leave_word(self, word: bytes, deadline: Deadline) -> None:
+        self.left = word
+
+    def word_of(self, peer: int, deadline: Deadline) -> bytes:
+        return self.word
+
+
+@pytest.mark.parametrize(
+    ("word", "ranks", "said"),
+    [
+        (farewell_of(0, PeerLostError("rank 2 hung up", [2])), (2,), "rank 2 hung up"),
+        (b"", (0,), "rank 0 is gone, and left no reason"),
+    ],
+    ids=["a reason", "none"],
+)
+def test_who_comes_to_a_closed_door_passes_on_what_is_known(
+    door: Listener, word: bytes, ranks: tuple[int, ...], said: str
+) -> None:
+    gone, terms, known = Listener(), Terms("same_bits", "gloo"), Known(word)
+    hellos = [describe_rank(one.address, one.token, terms) for one in (gone, door, door)]
+    gone.close()
+    with pytest.raises(PeerLostError, match=said) as caught:
+        door.connect(1, hellos, Deadline(1), known)
+    left = farewell_in(known.left)
+    assert isinstance(left, PeerLostError)
+    assert caught.value.ranks == left.ranks == ranks
+    assert str(left) == str(caught.value)

@@ -26,6 +26,7 @@ from torch.distributed import PrefixStore, Store
 from fastcoll.bootstrap.blocking_calls import ask
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.node_map import NodeMap
+from fastcoll.bootstrap.os_errors import REFUSALS
 from fastcoll.errors import CollectiveTimeout, UsageError
 
 Facts = dict[str, Any]
@@ -52,6 +53,15 @@ class Exchange(ABC):
         """Return whether a rank is known to be gone; False also where that can't be known."""
         del peer  # a store, or a process group of torch's, does not know which ranks live
         return False
+
+    def leave_word(self, word: bytes, deadline: Deadline) -> None:
+        """Keep why this rank gives up for ranks that come late, where there is a place for it."""
+        del word, deadline
+
+    def word_of(self, peer: int, deadline: Deadline) -> bytes:
+        """Return the word that a rank left since the last `gather`; b"" if none is to be had."""
+        del peer, deadline
+        return b""
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,7 @@ class StoreExchange(Exchange):
         self.world_size = world_size
         self.store = store
         self._store = PrefixStore(f"fastcoll/{name}/{world_size}", store)
+        self._turn = 0  # of the last `gather` that ended well
         self._rival = ""  # about another process that came as this rank, for an error
 
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:
@@ -94,6 +105,7 @@ class StoreExchange(Exchange):
                 time.sleep(min(pause_s, deadline.left_s()))
                 pause_s = min(2 * pause_s, 0.5)
                 turn = self._ask(partial(self._store.add, f"count/{self.rank}", 1), deadline)
+            self._turn = turn
             return found
         except BaseException:
             # The next attempt is to meet the others' first. A mark, and not nothing: the ranks that
@@ -106,6 +118,21 @@ class StoreExchange(Exchange):
             with contextlib.suppress(RuntimeError):
                 self._ask(leave, deadline)
             raise
+
+    # The store may have gone with the rank that kept it; a system that refuses memory or threads
+    # refuses a question, too. The error at hand tells more than one of these.
+
+    def leave_word(self, word: bytes, deadline: Deadline) -> None:
+        key = f"word/{self._turn}/{self.rank}"
+        with contextlib.suppress(CollectiveTimeout, *REFUSALS, RuntimeError):
+            self._ask(partial(self._store.set, key, word.hex()), deadline)
+
+    def word_of(self, peer: int, deadline: Deadline) -> bytes:
+        key = f"word/{self._turn}/{peer}"
+        with contextlib.suppress(CollectiveTimeout, *REFUSALS, RuntimeError, ValueError):
+            if self._has([key], deadline):
+                return bytes.fromhex(self._texts([key], deadline)[0])
+        return b""
 
     def _meet(self, turn: int, text: str, deadline: Deadline) -> list[Facts] | None:
         """Return what all ranks say in a turn; None if this rank has to go on to the next one.

@@ -34,6 +34,16 @@ _REFUSED = "the operating system refused rank"
 
 def say_farewell(fds: Iterable[int], rank: int, error: BaseException) -> None:
     """Send the reason down some non-blocking sockets; a peer that is gone does not get it."""
+    message = farewell_of(rank, error)
+    for fd in fds:
+        try:
+            os.write(fd, message)
+        except OSError:
+            continue
+
+
+def farewell_of(rank: int, error: BaseException) -> bytes:
+    """Return the message that tells why a rank gives up."""
     if isinstance(error, (*REFUSALS, DriverError)):
         reason = explain(error) if isinstance(error, REFUSALS) else str(error)
         is_told = reason.startswith(_REFUSED)  # by another rank
@@ -43,12 +53,7 @@ def say_farewell(fds: Iterable[int], rank: int, error: BaseException) -> None:
     kind = KINDS[type(error)]
     bits = sum(1 << peer for peer in getattr(error, "ranks", ()))
     head = _HEAD.pack(_C.K_FAREWELL, kind, bits)
-    message = head + str(error).encode()[: MOST_BYTES - len(head)]
-    for fd in fds:
-        try:
-            os.write(fd, message)
-        except OSError:
-            continue
+    return head + str(error).encode()[: MOST_BYTES - len(head)]
 
 
 def farewell_in(message: bytes) -> FastcollError | None:

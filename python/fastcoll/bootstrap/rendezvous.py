@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from fastcoll.bootstrap.deadline import Deadline
-from fastcoll.bootstrap.farewell import MOST_BYTES, farewell_in, say_farewell, why_gone
+from fastcoll.bootstrap.farewell import MOST_BYTES, farewell_in, farewell_of, say_farewell, why_gone
 from fastcoll.bootstrap.identity import Hello
 from fastcoll.bootstrap.mesh import Mesh, peer_credentials
 from fastcoll.bootstrap.os_errors import REFUSALS
@@ -30,6 +30,26 @@ _RETRY_S = 0.002
 _LOOK_S = 0.1
 # How long a rank that fails goes on answering peers that are about to connect.
 _LINGER_S = 1.0
+
+
+class Aside:
+    """A way to know of ranks, and to tell them, beside the connections. This one has none."""
+
+    def is_gone(self, peer: int) -> bool:
+        """Return whether a rank is known to be gone."""
+        del peer
+        return False
+
+    def leave_word(self, word: bytes, deadline: Deadline) -> None:
+        """Keep a farewell for ranks that come when this one is gone."""
+
+    def word_of(self, peer: int, deadline: Deadline) -> bytes:
+        """Return the farewell that a rank left, or b""."""
+        del peer, deadline
+        return b""
+
+
+_NOTHING_ASIDE = Aside()
 
 
 class Listener:
@@ -57,12 +77,12 @@ class Listener:
         rank: int,
         hellos: Sequence[Hello],
         deadline: Deadline,
-        is_gone: Callable[[int], bool] = lambda peer: False,
+        aside: Aside = _NOTHING_ASIDE,
     ) -> Mesh:
         """Connect to all lower ranks and accept all higher ranks. Collective.
 
-        A rank that fails tells all others why; they raise the same. `is_gone` tells whether a rank
-        that is not connected yet is gone, where that is known.
+        A rank that fails tells all others why; they raise the same. One that comes when it is gone
+        finds its reason aside, where that is possible.
 
         Raises:
             CollectiveTimeout: A peer did not come in time.
@@ -73,18 +93,23 @@ class Listener:
             for peer in range(rank):
                 sockets[peer] = _call(rank, peer, hellos[peer], deadline)
             higher = range(rank + 1, len(hellos))
-            arrivals = self._arrivals(rank, hellos, higher, sockets, deadline, is_gone)
+            arrivals = self._arrivals(rank, hellos, higher, sockets, deadline, aside.is_gone)
             for peer, connection in arrivals:
                 sockets[peer] = connection
                 _send_token(connection, rank, peer, hellos[peer].token)
             for peer in range(rank):
                 _read_reply(sockets[peer], peer, self.token, deadline)
-        except BaseException as error:
+        except BaseException as failure:
+            asking = Deadline(min(_LINGER_S, deadline.left_s()))
+            error = _find_reason(failure, aside, asking)
             self._send_farewells(rank, hellos, sockets, deadline, error)
             say_farewell((one.fileno() for one in sockets.values()), rank, error)
+            aside.leave_word(farewell_of(rank, error), Deadline(asking.limit_s))
             for connection in sockets.values():
                 connection.close()
-            raise
+            if error is failure:
+                raise
+            raise error from failure
         return Mesh.of_sockets(rank, len(hellos), sockets)
 
     def _arrivals(
@@ -198,11 +223,21 @@ def _call(rank: int, peer: int, hello: Hello, deadline: Deadline) -> socket.sock
         _send_token(connection, rank, peer, hello.token)
     except OSError as error:
         connection.close()
-        raise PeerLostError(f"init (rank {rank}): rank {peer} is gone: {error}", [peer]) from error
+        raise PeerLostError(
+            f"init (rank {rank}): rank {peer} is gone, and left no reason: {error}", [peer]
+        ) from error
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _find_reason(failure: BaseException, aside: Aside, deadline: Deadline) -> BaseException:
+    """Return the reason that a rank left aside if this one found it lost, else the failure."""
+    for peer in failure.ranks if isinstance(failure, PeerLostError) else ():
+        if reason := farewell_in(aside.word_of(peer, deadline)):
+            return reason
+    return failure
 
 
 def _refuse_peer(connection: socket.socket, rank: int, error: BaseException) -> None:
