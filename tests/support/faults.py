@@ -234,12 +234,19 @@ def hear_a_handler(scene: Scene) -> Rows:
 
 
 def _interrupted(scene: Scene, name: str, interrupt: Callable[[], None]) -> list[Attempt]:
-    timer = threading.Timer(0.3, interrupt)
-    timer.start()
-    row = scene.make(name)
-    timer.cancel()
-    timer.join()
-    return row
+    group = scene.groups[name]
+
+    def wait() -> None:
+        # Started and ended in the attempt, which takes the error however late this thread runs.
+        timer = threading.Timer(0.3, interrupt)
+        timer.start()
+        try:
+            make_wait(group, name, scene.missing)
+        finally:
+            timer.cancel()
+            timer.join()
+
+    return [attempt(wait), *make_late(group)]
 
 
 # ---- the catalogue -------------------------------------------------------------------------------
