@@ -116,9 +116,9 @@ void finish_halves() {
 // A rank alone waits for nobody.
 void halve_lone_calls() {
   using enum Verb;
-  for (const auto& [verb, algorithm] : {std::pair{all_reduce, Algorithm::two_shot},
-                                        std::pair{reduce_scatter, Algorithm::one_shot},
-                                        std::pair{all_gather, Algorithm::direct}}) {
+  for (const auto& [verb, algorithm] :
+       {std::pair{all_reduce, Algorithm::two_shot}, std::pair{reduce_scatter, Algorithm::one_shot},
+        std::pair{all_gather, Algorithm::direct}}) {
     World world(1);
     Plan plan = plan_of(verb, kNumel);
     plan.algorithm = algorithm;
