@@ -73,15 +73,15 @@ def test_a_word_is_for_the_turn_in_which_it_was_left() -> None:
     shared = HashStore()
     both = [StoreExchange(shared, rank, 2) for rank in (0, 1)]
     with ThreadPoolExecutor(2) as threads:
-        for word in (b"\x00\xff why", b""):  # nothing is left the second time
+        for farewell in (b"\x00\xff why", b""):  # nothing is left the second time
             list(threads.map(lambda one: one.gather({}, Deadline(10)), both))
-            if word:
-                both[0].leave_word(word, Deadline(5))
-            assert both[1].word_of(0, Deadline(5)) == word
-            assert both[1].word_of(1, Deadline(5)) == b""
+            if farewell:
+                both[0].leave_farewell(farewell, Deadline(5))
+            assert both[1].farewell_from(0, Deadline(5)) == farewell
+            assert both[1].farewell_from(1, Deadline(5)) == b""
 
 
 def test_a_store_that_is_gone_has_no_word() -> None:
     one = StoreExchange(Mortal(HashStore(), 0), 0, 2)
-    one.leave_word(b"why", Deadline(5))
-    assert one.word_of(1, Deadline(5)) == b""
+    one.leave_farewell(b"why", Deadline(5))
+    assert one.farewell_from(1, Deadline(5)) == b""

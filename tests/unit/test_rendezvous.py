@@ -10,7 +10,7 @@ import pytest
 from fastcoll.bootstrap.deadline import Deadline
 from fastcoll.bootstrap.farewell import farewell_in, farewell_of, say_farewell
 from fastcoll.bootstrap.identity import Terms, describe_rank
-from fastcoll.bootstrap.rendezvous import _GREETING, Aside, Listener
+from fastcoll.bootstrap.rendezvous import _GREETING, Listener, SideChannel
 from fastcoll.errors import PeerLostError, UsageError
 
 
@@ -54,21 +54,21 @@ def test_who_has_not_said_its_name_yet_hears_why_the_door_closes(door: Listener)
         assert "no such bird" in str(heard)
 
 
-class Known(Aside):
+class Known(SideChannel):
     """Has a farewell of each rank, and notes the one that this rank leaves."""
 
-    def __init__(self, word: bytes) -> None:
-        self.word, self.left = word, b""
+    def __init__(self, farewell: bytes) -> None:
+        self.farewell, self.left = farewell, b""
 
-    def leave_word(self, word: bytes, deadline: Deadline) -> None:
-        self.left = word
+    def leave_farewell(self, farewell: bytes, deadline: Deadline) -> None:
+        self.left = farewell
 
-    def word_of(self, peer: int, deadline: Deadline) -> bytes:
-        return self.word
+    def farewell_from(self, peer: int, deadline: Deadline) -> bytes:
+        return self.farewell
 
 
 @pytest.mark.parametrize(
-    ("word", "ranks", "said"),
+    ("farewell", "ranks", "said"),
     [
         (farewell_of(0, PeerLostError("rank 2 hung up", [2])), (2,), "rank 2 hung up"),
         (b"", (0,), "rank 0 is gone, and left no reason"),
@@ -76,9 +76,9 @@ class Known(Aside):
     ids=["a reason", "none"],
 )
 def test_who_comes_to_a_closed_door_passes_on_what_is_known(
-    door: Listener, word: bytes, ranks: tuple[int, ...], said: str
+    door: Listener, farewell: bytes, ranks: tuple[int, ...], said: str
 ) -> None:
-    gone, terms, known = Listener(), Terms("same_bits", "gloo"), Known(word)
+    gone, terms, known = Listener(), Terms("same_bits", "gloo"), Known(farewell)
     hellos = [describe_rank(one.address, one.token, terms) for one in (gone, door, door)]
     gone.close()
     with pytest.raises(PeerLostError, match=said) as caught:

@@ -54,12 +54,12 @@ class Exchange(ABC):
         del peer  # a store, or a process group of torch's, does not know which ranks live
         return False
 
-    def leave_word(self, word: bytes, deadline: Deadline) -> None:
+    def leave_farewell(self, farewell: bytes, deadline: Deadline) -> None:
         """Keep why this rank gives up for ranks that come late, where there is a place for it."""
-        del word, deadline
+        del farewell, deadline
 
-    def word_of(self, peer: int, deadline: Deadline) -> bytes:
-        """Return the word that a rank left since the last `gather`; b"" if none is to be had."""
+    def farewell_from(self, peer: int, deadline: Deadline) -> bytes:
+        """Return the farewell that a rank left since the last `gather`; b"" if there is none."""
         del peer, deadline
         return b""
 
@@ -122,13 +122,13 @@ class StoreExchange(Exchange):
     # The store may have gone with the rank that kept it; a system that refuses memory or threads
     # refuses a question, too. The error at hand tells more than one of these.
 
-    def leave_word(self, word: bytes, deadline: Deadline) -> None:
-        key = f"word/{self._turn}/{self.rank}"
+    def leave_farewell(self, farewell: bytes, deadline: Deadline) -> None:
+        key = f"farewell/{self._turn}/{self.rank}"
         with contextlib.suppress(CollectiveTimeout, *REFUSALS, RuntimeError):
-            self._ask(partial(self._store.set, key, word.hex()), deadline)
+            self._ask(partial(self._store.set, key, farewell.hex()), deadline)
 
-    def word_of(self, peer: int, deadline: Deadline) -> bytes:
-        key = f"word/{self._turn}/{peer}"
+    def farewell_from(self, peer: int, deadline: Deadline) -> bytes:
+        key = f"farewell/{self._turn}/{peer}"
         with contextlib.suppress(CollectiveTimeout, *REFUSALS, RuntimeError, ValueError):
             if self._has([key], deadline):
                 return bytes.fromhex(self._texts([key], deadline)[0])

@@ -25,7 +25,7 @@ from fastcoll.bootstrap.identity import (
 from fastcoll.bootstrap.mesh import Mesh
 from fastcoll.bootstrap.node_map import NodeMap, Seat
 from fastcoll.bootstrap.os_errors import REFUSALS, as_driver_error
-from fastcoll.bootstrap.rendezvous import Aside, Listener
+from fastcoll.bootstrap.rendezvous import Listener, SideChannel
 from fastcoll.errors import DesyncError, UsageError
 from fastcoll.text import say_once
 
@@ -106,7 +106,7 @@ def join(
         here = [hellos[peer] for peer in there]
         seat = Seat(node_map, rank, hellos[ranks[0]].token) if node_map.num_nodes > 1 else None
         try:
-            mesh = listener.connect(local_rank, here, deadline, _Aside(exchange, there))
+            mesh = listener.connect(local_rank, here, deadline, _ExchangeChannel(exchange, there))
         except BaseException as error:
             if seat is None:
                 raise
@@ -114,7 +114,7 @@ def join(
         return Peers(mesh, here, seat)
 
 
-class _Aside(Aside):
+class _ExchangeChannel(SideChannel):
     """An exchange, for the ranks of one node."""
 
     def __init__(self, exchange: Exchange, ranks: Sequence[int]) -> None:
@@ -124,11 +124,11 @@ class _Aside(Aside):
     def is_gone(self, peer: int) -> bool:
         return self._exchange.is_gone(self._ranks[peer])
 
-    def leave_word(self, word: bytes, deadline: Deadline) -> None:
-        self._exchange.leave_word(word, deadline)
+    def leave_farewell(self, farewell: bytes, deadline: Deadline) -> None:
+        self._exchange.leave_farewell(farewell, deadline)
 
-    def word_of(self, peer: int, deadline: Deadline) -> bytes:
-        return self._exchange.word_of(self._ranks[peer], deadline)
+    def farewell_from(self, peer: int, deadline: Deadline) -> bytes:
+        return self._exchange.farewell_from(self._ranks[peer], deadline)
 
 
 def _map_ranks(exchange: Exchange, hellos: Sequence[Hello], ranks: Sequence[int]) -> NodeMap:

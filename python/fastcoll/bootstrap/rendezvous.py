@@ -32,24 +32,24 @@ _LOOK_S = 0.1
 _LINGER_S = 1.0
 
 
-class Aside:
-    """A way to know of ranks, and to tell them, beside the connections. This one has none."""
+class SideChannel:
+    """Knowledge of ranks from another source than their connections. This class has none."""
 
     def is_gone(self, peer: int) -> bool:
         """Return whether a rank is known to be gone."""
         del peer
         return False
 
-    def leave_word(self, word: bytes, deadline: Deadline) -> None:
+    def leave_farewell(self, farewell: bytes, deadline: Deadline) -> None:
         """Keep a farewell for ranks that come when this one is gone."""
 
-    def word_of(self, peer: int, deadline: Deadline) -> bytes:
+    def farewell_from(self, peer: int, deadline: Deadline) -> bytes:
         """Return the farewell that a rank left, or b""."""
         del peer, deadline
         return b""
 
 
-_NOTHING_ASIDE = Aside()
+_NO_CHANNEL = SideChannel()
 
 
 class Listener:
@@ -77,12 +77,12 @@ class Listener:
         rank: int,
         hellos: Sequence[Hello],
         deadline: Deadline,
-        aside: Aside = _NOTHING_ASIDE,
+        channel: SideChannel = _NO_CHANNEL,
     ) -> Mesh:
         """Connect to all lower ranks and accept all higher ranks. Collective.
 
         A rank that fails tells all others why; they raise the same. One that comes when it is gone
-        finds its reason aside, where that is possible.
+        finds its reason in the channel, where that keeps one.
 
         Raises:
             CollectiveTimeout: A peer did not come in time.
@@ -93,7 +93,7 @@ class Listener:
             for peer in range(rank):
                 sockets[peer] = _call(rank, peer, hellos[peer], deadline)
             higher = range(rank + 1, len(hellos))
-            arrivals = self._arrivals(rank, hellos, higher, sockets, deadline, aside.is_gone)
+            arrivals = self._arrivals(rank, hellos, higher, sockets, deadline, channel.is_gone)
             for peer, connection in arrivals:
                 sockets[peer] = connection
                 _send_token(connection, rank, peer, hellos[peer].token)
@@ -101,10 +101,10 @@ class Listener:
                 _read_reply(sockets[peer], peer, self.token, deadline)
         except BaseException as failure:
             asking = Deadline(min(_LINGER_S, deadline.left_s()))
-            error = _find_reason(failure, aside, asking)
+            error = _find_reason(failure, channel, asking)
             self._send_farewells(rank, hellos, sockets, deadline, error)
             say_farewell((one.fileno() for one in sockets.values()), rank, error)
-            aside.leave_word(farewell_of(rank, error), Deadline(asking.limit_s))
+            channel.leave_farewell(farewell_of(rank, error), Deadline(asking.limit_s))
             for connection in sockets.values():
                 connection.close()
             if error is failure:
@@ -232,10 +232,10 @@ def _call(rank: int, peer: int, hello: Hello, deadline: Deadline) -> socket.sock
     return connection
 
 
-def _find_reason(failure: BaseException, aside: Aside, deadline: Deadline) -> BaseException:
-    """Return the reason that a rank left aside if this one found it lost, else the failure."""
+def _find_reason(failure: BaseException, channel: SideChannel, deadline: Deadline) -> BaseException:
+    """Return the farewell of a rank that this one found lost, if it left one, else the failure."""
     for peer in failure.ranks if isinstance(failure, PeerLostError) else ():
-        if reason := farewell_in(aside.word_of(peer, deadline)):
+        if reason := farewell_in(channel.farewell_from(peer, deadline)):
             return reason
     return failure
 
