@@ -85,7 +85,7 @@ def _steps_of_calls(way: str, size: int, matmul: int, gloo: dist.ProcessGroup) -
 
 
 def _keep_gradients(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Reduce nothing. DDP still copies all gradients into its buckets and back, with any backend."""
+    """Reduce nothing. DDP copies all gradients into its buckets and back, as with any backend."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
