@@ -253,7 +253,7 @@ def _jax(of: Results) -> Iterator[str]:
 def _vllm(of: Results) -> Iterator[str]:
     """Yield the tokens a second of vLLM's engine, by library."""
     points = of.documents.get("vllm", {}).get("points", [])
-    libraries = [OURS, "fastcoll, fused", "vllm", GLOO]
+    libraries = [OURS, "fastcoll, fused", "vllm", GLOO, "silent"]
 
     def cell(point: Json, library: str) -> str:
         if library not in point["median_tokens_s"]:
@@ -263,7 +263,14 @@ def _vllm(of: Results) -> Iterator[str]:
         return f"{rate} ({ratio:.2f}x)" if ratio else rate
 
     yield from _table(
-        ["vLLM, tokens/s (fastcoll's over it)", OURS, "fused", "its shared memory", "Gloo"],
+        [
+            "vLLM, tokens/s (fastcoll's over it)",
+            OURS,
+            "fused",
+            "its shared memory",
+            "Gloo",
+            "no communication",
+        ],
         ([one["point"], *(cell(one, library) for library in libraries)] for one in points),
     )
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 from vllm.platforms.cpu import CpuPlatform
 
@@ -38,6 +39,22 @@ if os.environ.get(WITHOUT_SHARED_MEMORY):  # then a group stays on torch's Gloo
     CpuCommunicator._all_group_ranks_share_shm_group_name = lambda _self: False
 if own := os.environ.get(COMMUNICATOR):
     CpuPlatform.get_device_communicator_cls = classmethod(lambda _cls: own)
+
+
+class SilentCommunicator(CpuCommunicator):  # type: ignore[misc]
+    """Communicates nothing: the engine has the shapes of a model's tensors, and wrong tokens."""
+
+    def _all_group_ranks_share_shm_group_name(self) -> bool:
+        return False
+
+    def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
+        return input_
+
+    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        return torch.cat([input_] * self.world_size, dim)
+
+    def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
+        return self.all_gather(input_, dim) if self.rank_in_group == dst else None
 
 
 @dataclass(frozen=True)

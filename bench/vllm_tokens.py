@@ -4,12 +4,13 @@
     python bench/vllm_tokens.py [FILE.json] [--rounds 2]
 
 Tensor parallel over two workers with one thread each, compiled, a Llama of random weights in bf16.
-Each round starts four engines in turn. One has fastcoll's sums fused with the norms behind them
-(FASTCOLL_FUSE=1). vLLM's own shared memory needs AVX-512: without it, vLLM uses Gloo by itself. A
-decode point counts new tokens behind prompts of 16 tokens. The prefill point counts the 512 tokens
-of a prompt. The engines with plain norms must choose the same tokens. Fused norms have exact sums
-of squares, and vLLM's have not, so the share of equal tokens is written down. Needs vLLM:
-tests/programs/vllm.txt. A quarter of an hour. Nothing else should run meanwhile.
+Each round starts five engines in turn. One has fastcoll's sums fused with the norms behind them
+(FASTCOLL_FUSE=1). One communicates nothing, so no library can be quicker. vLLM's own shared memory
+needs AVX-512: without it, vLLM uses Gloo by itself. A decode point counts new tokens behind prompts
+of 16 tokens. The prefill point counts the 512 tokens of a prompt. The engines with plain norms must
+choose the same tokens. Fused norms have exact sums of squares, and vLLM's have not, so the share of
+equal tokens is written down. Needs vLLM: tests/programs/vllm.txt. 20 minutes. Nothing else should
+run meanwhile.
 """
 
 import argparse
@@ -29,11 +30,13 @@ from fastcoll.measure.results import provenance
 MODEL = Model(hidden=256, layers=4)
 OPTIONS = {"tensor_parallel_size": 2}
 FUSED = "fastcoll, fused"
+SILENT = "silent"  # its tokens are wrong
 ENGINES = {
     "fastcoll": Engine("fastcoll", model=MODEL, options=OPTIONS),
     FUSED: Engine("fastcoll", model=MODEL, options=OPTIONS, fuse=True),
     "vllm": Engine("", model=MODEL, options=OPTIONS),
     "gloo": Engine("", shared_memory=False, model=MODEL, options=OPTIONS),
+    SILENT: Engine("", communicator="vllm_engine.SilentCommunicator", model=MODEL, options=OPTIONS),
 }
 POINTS = {
     **{f"decode, batch {size}": Batch(size, 16, 32, repeats=7) for size in (1, 4, 16, 64)},
@@ -60,7 +63,10 @@ def measure(rounds: int) -> dict[str, list[Output]]:
                 outputs[name].append(found)
                 print(f"round {turn + 1}: {name}", flush=True)
     first, *others = (
-        one.tokens for name, several in outputs.items() if name != FUSED for one in several
+        one.tokens
+        for name, several in outputs.items()
+        if name not in (FUSED, SILENT)
+        for one in several
     )
     assert all(tokens == first for tokens in others), "the engines chose other tokens"
     return outputs
