@@ -11,10 +11,11 @@
 //
 // Peers don't notice a call that rests. This rank's data is already there, and a later call waits
 // for this rank as for any late one. Excluded are ring and chain, whose second half peers wait for,
-// and data that peers read in place. A two_shot has halves if all other ranks have arrived: then
-// the give half reduces this rank's chunk, too. Those ranks wait in it, and a thread of this rank
-// would keep them waiting. The take half moves at most 128 KiB: above that a thread beside the
-// program is worth its wake-up. A rank alone waits for nobody, and its take half is the call.
+// and messages of direct that peers read in place. A two_shot has halves if all other ranks have
+// arrived: then the give half reduces this rank's chunk, too. Those ranks wait in it, and a thread
+// of this rank would keep them waiting. The take half moves at most 128 KiB: above that a thread
+// beside the program is worth its wake-up. A rank alone waits for nobody, and its take half is the
+// call.
 //
 // The queue tells torch's compiled backend when a call is over. The backend tells the queue when a
 // handle is gone (c10d_work.h). Handles of torch are counted references, so the queue keeps a weak
