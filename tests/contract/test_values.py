@@ -14,7 +14,7 @@ import torch
 
 import fastcoll
 from fastcoll import _C
-from fastcoll.choose.algorithms.shared import INLINE_BYTES
+from fastcoll.choose.algorithms.shared import EXCHANGED_INLINE_BYTES, INLINE_BYTES
 from tests.support import oracle
 from tests.support.calls import MOVES, REDUCTIONS, ROOTED, Call, Place, expected, mixed
 from tests.support.draw import (
@@ -73,7 +73,7 @@ def test_another_order_of_the_nodes_is_seen() -> None:
 def boundaries() -> list[int]:
     """Bytes at which the library changes its way: in the flag line, segments, slots, all slots."""
     slots = _C.K_SLOT_BYTES * _C.K_NUM_SLOTS
-    return [INLINE_BYTES, 32 << 10, 128 << 10, _C.K_SLOT_BYTES, slots]
+    return [EXCHANGED_INLINE_BYTES, INLINE_BYTES, 32 << 10, 128 << 10, _C.K_SLOT_BYTES, slots]
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fastcoll import _C
 from fastcoll.choose import algorithms, select
-from fastcoll.choose.algorithms.shared import GPU, INLINE_BYTES
+from fastcoll.choose.algorithms.shared import EXCHANGED_INLINE_BYTES, GPU, INLINE_BYTES
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.measure.pattern import make_cell
 from fastcoll.types import (
@@ -204,6 +204,23 @@ def test_a_small_message_travels_with_its_flags(verb: Verb) -> None:
         assert select(plain_request(verb, numel), algorithms.ALL).plan.inline == is_small
 
 
+def test_two_ranks_that_exchange_on_intel_stage_more_messages() -> None:
+    """Negative controls: one that only gives, a third rank, another vendor."""
+
+    def is_inline(
+        num_bytes: int, verb: Verb = Verb.all_gather, world: int = 2, vendor: str = "GenuineIntel"
+    ) -> bool:
+        fields: dict[str, Any] = {"dtype": DType.uint8, "num_cpus": world, "cpu_vendor": vendor}
+        return select(plain_request(verb, num_bytes, world, **fields), algorithms.ALL).plan.inline
+
+    assert is_inline(EXCHANGED_INLINE_BYTES)
+    assert not is_inline(EXCHANGED_INLINE_BYTES + 1)
+    for verb in (Verb.broadcast, Verb.gather, Verb.reduce):
+        assert is_inline(INLINE_BYTES, verb)
+    assert is_inline(INLINE_BYTES, world=3)
+    assert is_inline(INLINE_BYTES, vendor="AuthenticAMD")
+
+
 def moved_by(verb: Verb, num_bytes: int, vendor: str, world: int = 2, **options: Any) -> str:
     fields = {"dtype": DType.uint8, "num_cpus": 2, "single_copy": "auto", "cpu_vendor": vendor}
     request = plain_request(verb, num_bytes, world, **fields | options)
@@ -212,10 +229,15 @@ def moved_by(verb: Verb, num_bytes: int, vendor: str, world: int = 2, **options:
 
 def test_single_copies_are_taken_where_they_were_measured_to_be_quicker() -> None:
     """The rows of bench/results in which Open MPI, which copies so, is quicker than staging."""
-    for size in (512 << 10, 1 << 20, 4 << 20, 32 << 20):
+    for size in (512 << 10, 1 << 20, 4 << 20, 16 << 20):
         assert moved_by(Verb.all_gather, size, "GenuineIntel") == "single_copy"
         assert moved_by(Verb.all_to_all, size, "GenuineIntel") == "single_copy"
         assert moved_by(Verb.broadcast, size, "GenuineIntel") == "direct"
+    # Staged parts are fetched past the caches from here on.
+    for world in (2, 4):
+        assert moved_by(Verb.all_gather, 32 << 20, "GenuineIntel", world) == "direct"
+        assert moved_by(Verb.scatter, 32 << 20, "GenuineIntel", world) == "single_copy"
+    assert moved_by(Verb.all_to_all, 32 << 20, "GenuineIntel") == "single_copy"
     assert moved_by(Verb.scatter, 256 << 10, "GenuineIntel") == "direct"
     assert moved_by(Verb.all_gather, 1 << 20, "AuthenticAMD") == "direct"
     assert moved_by(Verb.all_gather, 32 << 20, "AuthenticAMD") == "direct"
