@@ -204,6 +204,13 @@ def test_a_small_message_travels_with_its_flags(verb: Verb) -> None:
         assert select(plain_request(verb, numel), algorithms.ALL).plan.inline == is_small
 
 
+def test_ranks_that_share_cpus_take_a_whole_slot_in_each_turn() -> None:
+    """Negative control: ranks that have a CPU each."""
+    for num_cpus, segment_bytes in ((3, _C.K_SLOT_BYTES), (4, 128 << 10)):
+        request = plain_request(Verb.all_reduce, 4 << 20, 4, num_cpus=num_cpus)
+        assert select(request, algorithms.ALL).plan.segment_bytes == segment_bytes
+
+
 def test_two_ranks_that_exchange_on_intel_stage_more_messages() -> None:
     """Negative controls: one that only gives, a third rank, another vendor."""
 

@@ -38,6 +38,7 @@ _CALL_US = 2.0  # of the kernel, for a piece of memory to be read: fits 256 KiB 
 # Small ones are staged in any case.
 _COUNTED_BYTES = 1 << 20
 
+_TURN_BYTES = 64 << 10  # of a scatter's segment
 # Staged parts of so many bytes are fetched past the caches: CopyWays::fetched_past_caches in csrc.
 _PAST_CACHES_BYTES = 32 << 20
 
@@ -127,12 +128,12 @@ def staged_us(request: Request, calibrated: Costs | None) -> float:
 def _scheduling_us(request: Request, gives: int, costs: Costs) -> float:
     """Return the time that a scatter waits for its root, which stages the segments of all ranks.
 
-    Where ranks share CPUs each of these is a turn of the scheduler: fits 1 to 16 MiB, 4 ranks on 2
-    cores, `fastcoll regret`.
+    Where ranks share CPUs each of these is a turn of the scheduler. Fits 1 to 16 MiB in segments of
+    64 KiB, 4 ranks on 2 cores, `fastcoll regret`.
     """
     if request.verb is not Verb.scatter or request.on_gpu or shared.share(request) == 1:
         return 0.0
-    return gives / shared.SHARED_SEGMENT_BYTES * costs.switch_us
+    return gives / _TURN_BYTES * costs.switch_us
 
 
 def read_us(request: Request, calibrated: Costs | None) -> float:
