@@ -245,6 +245,7 @@ def test_single_copies_are_taken_where_they_were_measured_to_be_quicker() -> Non
         assert moved_by(Verb.all_gather, 32 << 20, "GenuineIntel", world) == "direct"
         assert moved_by(Verb.scatter, 32 << 20, "GenuineIntel", world) == "single_copy"
     assert moved_by(Verb.all_to_all, 32 << 20, "GenuineIntel") == "single_copy"
+    assert moved_by(Verb.all_gather, 32 << 20, "") == "single_copy"  # no stores past the caches
     assert moved_by(Verb.scatter, 256 << 10, "GenuineIntel") == "direct"
     assert moved_by(Verb.all_gather, 1 << 20, "AuthenticAMD") == "direct"
     assert moved_by(Verb.all_gather, 32 << 20, "AuthenticAMD") == "direct"

@@ -38,7 +38,7 @@ _CALL_US = 2.0  # of the kernel, for a piece of memory to be read: fits 256 KiB 
 # Small ones are staged in any case.
 _COUNTED_BYTES = 1 << 20
 
-_TURN_BYTES = 64 << 10  # of a scatter's segment
+_TURN_BYTES = 64 << 10  # of a scatter's segment when its turns were fitted
 # Staged parts of so many bytes are fetched past the caches: CopyWays::fetched_past_caches in csrc.
 _PAST_CACHES_BYTES = 32 << 20
 
@@ -98,14 +98,14 @@ def _evicted(request: Request) -> float:
     return {Verb.all_to_all: 2.5, Verb.all_gather: 1.5}.get(request.verb, 1.0)
 
 
-def _read_first(request: Request) -> float:
+def _slowdown(request: Request) -> float:
     """Return how many times as long a single copy takes because it reads lines before it writes.
 
     Staged parts are written past the caches then. By turns on a Xeon with AMX, an all_gather of
     parts of 32 MiB took 9.5 ms in single copies, and takes 7.6 staged. With 4 ranks on 2 CPUs it
     took 45 ms, and takes 28. Smaller parts, an all_to_all and a scatter gain nothing.
     """
-    if request.on_gpu or shared.is_amd(request) or request.verb is not Verb.all_gather:
+    if request.on_gpu or not shared.is_intel(request) or request.verb is not Verb.all_gather:
         return 1.0
     return 2.5 if _bytes(request)[0] >= _PAST_CACHES_BYTES else 1.0
 
@@ -142,4 +142,4 @@ def read_us(request: Request, calibrated: Costs | None) -> float:
     prices = _prices(request, calibrated, max(gives, gets))
     # Twice: the owner waits until its message has been read.
     waiting_us = 2 * shared.sync_us(request, shared.costs(request, calibrated)) + _CALL_US
-    return waiting_us + _moving_us(request, 0, gets * prices.read * _read_first(request))
+    return waiting_us + _moving_us(request, 0, gets * prices.read * _slowdown(request))

@@ -69,6 +69,11 @@ def is_amd(request: Request) -> bool:
     return request.cpu_vendor == "AuthenticAMD"
 
 
+def is_intel(request: Request) -> bool:
+    """Return whether the ranks' CPUs are Intel's."""
+    return request.cpu_vendor == "GenuineIntel"
+
+
 def sync_us(request: Request, costs: Costs) -> float:
     """Return the time of one synchronisation of all ranks."""
     if request.on_gpu:
@@ -100,7 +105,7 @@ def fits_inline(request: Request, algorithm: Algorithm) -> bool:
 
 def _exchanges_on_intel(request: Request) -> bool:
     is_one_way = request.verb in (*ONE_WAY, Verb.reduce)
-    return request.world_size == 2 and not is_one_way and request.cpu_vendor == "GenuineIntel"
+    return request.world_size == 2 and not is_one_way and is_intel(request)
 
 
 def make_plan(request: Request, algorithm: Algorithm, *, may_be_inline: bool = False) -> Plan:
