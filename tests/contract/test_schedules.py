@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastcoll import _C
 from fastcoll_model.builders import algorithms_of
 from fastcoll_model.compiled import compiled
 from fastcoll_model.errors import ModelError, NotRunnableError
@@ -19,7 +20,7 @@ from tests.support.perform import check
 WORLDS = (2, 3, pytest.param(5, marks=pytest.mark.slow))
 # One segment; and for two verbs so many that slots are used again and again.
 SIZES = (0, 1, 37, 5000)
-MANY_SEGMENTS = 700_001
+MANY_SEGMENTS = 2_800_001
 IN_RANK_ORDER = ("one_shot", "two_shot", "chain", "socket_chain")
 
 
@@ -49,6 +50,7 @@ def test_every_schedule_of_every_verb_moves_the_right_bytes(world: int, pools: A
 
 
 def test_segments_are_pipelined_through_slots_that_are_used_again(pools: Any) -> None:
+    assert MANY_SEGMENTS // 3 * 4 > _C.K_SLOT_BYTES * _C.K_NUM_SLOTS
     calls = [
         Call(verb, "int32", MANY_SEGMENTS // 3, algorithm=f"schedule:{name}")
         for verb, several in (("all_reduce", names("all_reduce")), ("all_to_all", ["bruck"]))

@@ -20,6 +20,7 @@ from fastcoll.bootstrap.mesh import is_stopped
 from tests.faults.fault_points import COMPILER, Points, build, ranks_from
 from tests.proofs import LIBRARY
 from tests.support.calls import Call, Place, difference, expected
+from tests.support.environment import take_short_segments
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 from tests.support.held import describe_more_held, list_held
 from tests.support.perform import Started, _arenas
@@ -38,7 +39,7 @@ LIMIT_S = 2.5
 SYMMETRIC = (Place("symmetric", in_place=True),)
 CASES = {
     "inlined": Call("all_reduce", "float32", 6),
-    "inlined lines": Call("all_reduce", "float32", 300),
+    "inlined lines": Call("all_reduce", "float32", 250),
     "one_shot": Call("all_reduce", "float32", 40_000, algorithm="one_shot"),
     "two_shot": Call("all_reduce", "float32", 60_000, algorithm="two_shot"),
     "symmetric": Call("all_reduce", "float32", 60_000, algorithm="two_shot", places=SYMMETRIC),
@@ -63,8 +64,12 @@ assert COPIED in CASES
 
 
 def setup_of(case: str) -> Setup:
-    """Else it would be chance whether a message is copied, or comes in chunks from who waits."""
-    return Setup(env={"FASTCOLL_SINGLE_COPY": "always"} if case == COPIED else {})
+    """Cut calls into several segments; let one case's messages be copied from who waits.
+
+    Else it would be chance whether they are copied or come in chunks.
+    """
+    env = {"FASTCOLL_SINGLE_COPY": "always"} if case == COPIED else {}
+    return Setup(env=env, prepare=take_short_segments)
 
 
 def perform(group: Any, case: str) -> str:
@@ -122,7 +127,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def pools(library: None) -> Iterator[dict[str, Pool]]:
     """Ranks for tests that leave them in order, by case."""
-    usual, copying = Pool(WORLD), Pool(WORLD, setup_of(COPIED))
+    usual, copying = (Pool(WORLD, setup_of(case)) for case in ("inlined", COPIED))
     yield {case: copying if case == COPIED else usual for case in CASES}
     for pool in (usual, copying):
         pool.close()
@@ -196,7 +201,7 @@ def test_late(pools: dict[str, Pool], reached: dict[str, Reached], case: str) ->
 def test_a_delay_finds_a_planted_bug(library: None, reached: dict[str, Reached]) -> None:
     """A slot that is rewritten before all have read it: seen by whoever is late in reading."""
     plan = [hit for hit in hits(reached["broadcast"]) if hit.point == "copy"] * 3
-    pool = Pool(WORLD)
+    pool = Pool(WORLD, setup_of("broadcast"))
     try:
         outcomes = pool.outcomes(be_late, "broadcast", plan, "unchecked_done")
     finally:

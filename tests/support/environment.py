@@ -8,7 +8,19 @@ import unittest.mock
 from collections.abc import Iterator
 from typing import Any
 
+from fastcoll.choose.algorithms import shared
 from tests.support.harness import PRELOAD
+
+SHORT_SEGMENT_BYTES = 64 << 10
+
+
+def take_short_segments(rank: int) -> None:
+    """Plan this rank's calls in segments so short that quick tests use every slot again.
+
+    It is a `Setup.prepare`.
+    """
+    del rank
+    shared.SEGMENT_BYTES = shared.SHARED_SEGMENT_BYTES = SHORT_SEGMENT_BYTES
 
 
 @contextlib.contextmanager
