@@ -189,7 +189,8 @@ class PointToPoint {
   // alone. It is at least this long, and a few percent of the copy's time.
   static constexpr int64_t kPatienceUs = 3;
   static constexpr size_t kPatienceBytes = size_t{256} << 10;  // another microsecond for each
-  static constexpr size_t kCopyBytes = size_t{4} << 20;  // at a time: so the program may interrupt
+  // At a time, so that the program may interrupt. The kernel pins 1024 pages at a time, too.
+  static constexpr size_t kCopyBytes = size_t{4} << 20;
   static constexpr size_t kSharedCopyBytes = size_t{512} << 10;  // others progress in between
 
   std::unique_lock<std::mutex> try_lock() { return std::unique_lock(mutex_, std::try_to_lock); }

@@ -222,7 +222,11 @@ bool PointToPoint<P>::is_exchanged(const Transfer& receive) const {
 
 template <class P>
 bool PointToPoint<P>::copy_out(Transfer& transfer, PairChannel& back) {
-  const size_t most_bytes = open_.size() > 1 ? kSharedCopyBytes : kCopyBytes;
+  // A send whose receiver copies the message moves without me.
+  const bool is_alone = std::all_of(open_.begin(), open_.end(), [&](const auto& one) {
+    return one.get() == &transfer || (one->sends && one->is_copied);
+  });
+  const size_t most_bytes = is_alone ? kCopyBytes : kSharedCopyBytes;
   const size_t num_bytes = std::min(most_bytes, transfer.num_bytes - transfer.moved_bytes);
   read_private(group_, transfer.peer, transfer.location + transfer.moved_bytes,
                transfer.data + transfer.moved_bytes, num_bytes, [&] { return name(transfer); });
