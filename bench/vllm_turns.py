@@ -7,8 +7,8 @@ Two starts of one engine differ by up to 1.9 times, which hides small effects (`
 Here each worker has both communicators, and changes between them after `--turn` all_reduces. That
 is four decode steps, as the model has nine all_reduces. Both go through one operator of this file.
 So the gain by fastcoll's own operator in a compiled model is not seen. Prints, for each batch and
-library, the milliseconds of a turn and of its all_reduces. Needs vLLM: tests/programs/vllm.txt.
-Five minutes. Nothing else should run meanwhile.
+library, the milliseconds of a turn and of its calls: all_reduces, and all_gathers of logits. Needs
+vLLM: tests/programs/vllm.txt. Two minutes. Nothing else should run meanwhile.
 """
 
 import argparse
@@ -35,7 +35,7 @@ TURN, FOLDER = "VLLM_TURN", "VLLM_TURN_FOLDER"  # from main to the workers
 
 
 class Turn(NamedTuple):
-    """One turn: of which library and size, its duration, and the time in all_reduce."""
+    """One turn: of which library and size, its duration, and the time in its calls."""
 
     library: str
     numel: int
@@ -70,10 +70,16 @@ class ByTurns(CpuCommunicator):  # type: ignore[misc]
         torch.ops.fastcoll_bench.all_reduce_by_turns(input_)
         return input_
 
-    def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
-        if self._takes_turns and self._library == 1:
-            return self._fastcoll.gather(input_, dst, dim)
-        return super().gather(input_, dst, dim)  # type: ignore[no-any-return]
+    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        if not self._takes_turns:
+            return super().all_gather(input_, dim)  # type: ignore[no-any-return]
+        start_s = time.perf_counter()
+        if self._library == 1:
+            output = self._fastcoll.all_gather(input_, dim)
+        else:
+            output = super().all_gather(input_, dim)
+        self._inside_s += time.perf_counter() - start_s
+        return output  # type: ignore[no-any-return]
 
     def all_reduce_now(self, tensor: torch.Tensor) -> None:
         length = int(os.environ[TURN])
@@ -117,7 +123,7 @@ def show(turns: list[Turn]) -> None:
     for before, turn in pairwise(turns):
         if before.numel == turn.numel:
             found[turn.numel, turn.library].append(turn)
-    print("batch library   turns   p10  median   p90    mean ms; in all_reduce, mean ms")
+    print("batch library   turns   p10  median   p90    mean ms; in its calls, mean ms")
     for size in SIZES:
         for library in LIBRARIES:
             several = found[size * MODEL.hidden, library]
