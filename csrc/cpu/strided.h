@@ -4,10 +4,10 @@
 //
 // Such a tensor is staged from where it lies. A dense copy would cost as much as the call, for its
 // fresh pages. The plan is that of a dense tensor: each rank may have its own layout, unknown to
-// the others. Two kinds of call have a dense copy made in Python. One kind reads data where it lies
-// (symmetric tensors, single copies). The other passes data to a neighbour (ring, chain). A
-// transposed matrix is copied by tiles: row by row, each cache line would be fetched once for each
-// element.
+// the others. Parts and lists have dense copies (python/dense_copies.h). Two more kinds of call
+// have one made in Python. One kind reads data where it lies (symmetric tensors, single copies).
+// The other passes data to a neighbour (ring, chain). A transposed matrix is copied by tiles: row
+// by row, each cache line would be fetched once for each element.
 #pragma once
 
 #include <array>

@@ -18,7 +18,7 @@ namespace fastcoll {
 struct OnGpu {
   const ProcessGroup& group;
   GpuCalls& calls;
-  std::optional<TensorView> view(PyObject* object) const {
+  std::optional<TensorView> view(PyObject* object, bool /*is_written*/ = false) const {
     return given(object) ? view_on_gpu(object, calls.device()) : std::nullopt;
   }
   const Plan* find(const PlanTable::Key& key) const { return calls.find(key); }

@@ -2,6 +2,7 @@
 #include "python/prepare.h"
 
 #include "python/arguments.h"
+#include "python/dense_copies.h"
 #include "python/prepare_tensors.h"
 
 namespace fastcoll {
@@ -33,11 +34,16 @@ Prepared with_plan(const ProcessGroup& group, CallOptions options, Verb verb, DT
 }
 
 std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, PyObject* output_list,
-                                        PyObject* input_list, Op op, CallOptions options) {
+                                        PyObject* input_list, Op op, CallOptions options,
+                                        DenseCopies* copies) {
   const bool reduces_all = verb == Verb::all_reduce, gathers = verb == Verb::all_gather;
   const std::span<PyObject*> outputs = items_of(output_list);
   const std::span<PyObject*> inputs = reduces_all ? outputs : items_of(input_list);
   if (outputs.size() != inputs.size()) return {};
+  using Use = DenseCopies::Use;
+  const auto view = [copies](PyObject* object, Use use) {
+    return copies ? copies->view(object, use) : view_tensor(object);
+  };
   const uint64_t world = uint64_t(group.world_size());
   std::vector<PreparedList> lists;
   std::vector<TensorSize> sizes;
@@ -47,8 +53,9 @@ std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, Py
   for (size_t i = 0; i < outputs.size(); ++i) {
     expect_tensors(outputs, i);
     if (!reduces_all) expect_tensors(inputs, i);
-    const std::optional<TensorView> first = view_tensor(outputs[i]);
-    const std::optional<TensorView> second = reduces_all ? std::nullopt : view_tensor(inputs[i]);
+    const std::optional<TensorView> first = view(outputs[i], reduces_all ? Use::both : Use::output);
+    const std::optional<TensorView> second =
+        reduces_all ? std::nullopt : view(inputs[i], Use::input);
     if (!first || !(second || reduces_all)) return {};
     const TensorView &output = *first, &input = reduces_all ? *first : *second;
     if (output.dtype != input.dtype) return {};
@@ -76,7 +83,7 @@ std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, Py
     if (!plan) return {};
     one.plan = *plan;
   }
-  return lists;
+  return !copies || copies->are_apart(group.rank(), false) ? lists : std::vector<PreparedList>{};
 }
 
 void run_lists(ProcessGroup& group, const std::vector<PreparedList>& lists, Host& host,

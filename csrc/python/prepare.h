@@ -20,6 +20,8 @@
 
 namespace fastcoll {
 
+class DenseCopies;
+
 struct Args {
   std::array<PyObject*, kNumObjects> objects{};  // null: left out
   CallOptions options;
@@ -68,6 +70,10 @@ Prepared prepare_strided(FastVerb verb, const ProcessGroup& group, const Args& a
 Prepared prepare_parts(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
                        Parts& parts);
 
+// The same, with copies of the tensors that are not contiguous.
+Prepared prepare_copied_parts(FastVerb verb, const ProcessGroup& group, const Args& args, Op op,
+                              Parts& parts, DenseCopies& copies);
+
 // The tensors of one dtype in a list.
 struct PreparedList {
   DType dtype;
@@ -76,9 +82,11 @@ struct PreparedList {
   Plan plan = {};
 };
 
-// In the order in which their dtypes first appear; none if it is no fast call.
+// In the order in which their dtypes first appear; none if it is no fast call. Tensors that are not
+// contiguous need `copies`.
 std::vector<PreparedList> prepare_lists(Verb verb, const ProcessGroup& group, PyObject* outputs,
-                                        PyObject* inputs, Op op, CallOptions options);
+                                        PyObject* inputs, Op op, CallOptions options,
+                                        DenseCopies* copies = nullptr);
 
 // Above this the GIL is given up at once: copying takes longer than handing it over.
 inline constexpr size_t kGilFreeBytes = size_t{32} << 10;

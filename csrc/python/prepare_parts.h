@@ -18,7 +18,7 @@ namespace fastcoll {
 template <class Side>
 class Views {
  public:
-  explicit Views(const Side& side) : side_(side) {}
+  Views(const Side& side, bool is_written) : side_(side), is_written_(is_written) {}
   // False if one does not suit the fast path, or there are too many.
   bool read_list(PyObject* object) {
     const std::span<PyObject*> items = items_of(object);
@@ -28,7 +28,7 @@ class Views {
     return true;
   }
   bool read_one(PyObject* object) {
-    const std::optional<TensorView> view = side_.view(object);
+    const std::optional<TensorView> view = side_.view(object, is_written_);
     if (view) views_[size_++] = *view;
     return view.has_value();
   }
@@ -36,6 +36,7 @@ class Views {
 
  private:
   const Side& side_;
+  const bool is_written_;
   std::array<TensorView, kMaxWorld> views_;
   size_t size_ = 0;
 };
@@ -83,7 +84,7 @@ Prepared prepare_parts(const Side& side, FastVerb verb, const Args& args, Op op,
     if (is_elsewhere) return call.cuts || !given(args[param]);
     return call.cuts ? views.read_one(args[param]) : views.read_list(args[param]);
   };
-  Views<Side> outputs(side), inputs(side);
+  Views<Side> outputs(side, true), inputs(side, false);
   Sizes output_sizes, input_sizes;
   const Param input = signature.output == kTensor ? kSecond : kTensor;
   if (!read(outputs, signature.output, verb_gets_parts(call.verb)) ||

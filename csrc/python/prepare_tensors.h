@@ -12,7 +12,9 @@ namespace fastcoll {
 
 struct OnCpu {
   const ProcessGroup& group;
-  std::optional<TensorView> view(PyObject* object) const { return view_argument(object); }
+  std::optional<TensorView> view(PyObject* object, bool /*is_written*/ = false) const {
+    return view_argument(object);
+  }
   const Plan* find(const PlanTable::Key& key) const { return group.cached_plan(key); }
 };
 

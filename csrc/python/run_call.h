@@ -13,6 +13,7 @@
 #include "group/process_group.h"
 #include "python/arguments.h"
 #include "python/call_work.h"
+#include "python/dense_copies.h"
 #include "python/errors.h"
 #include "python/fast_calls.h"
 #include "python/gpu_calls.h"
@@ -102,6 +103,38 @@ template <FastVerb kVerb>
   return nullptr;
 }
 
+// As run_one, of parts that are not all contiguous. Not for asynchronous calls: their inputs are
+// read when it is their turn.
+template <FastVerb kVerb>
+[[gnu::noinline]] bool run_copied(ProcessGroup& group, const Args& args, Op op, Places& places) {
+  DenseCopies copies;
+  const Prepared call = prepare_copied_parts(kVerb, group, args, op, places.parts, copies);
+  if (!call.is_fast()) return false;
+  count_writes(written_by<kVerb>(group, args));
+  PythonHost host;
+  if (call.num_bytes >= kGilFreeBytes) host.blocking();
+  copies.read();
+  group.run(call.plan, call.operands(places), host, args.timeout_s);
+  copies.write();
+  return true;
+}
+
+// The same of lists.
+template <FastVerb kVerb>
+[[gnu::noinline]] bool run_copied_lists(ProcessGroup& group, const Args& args, Op op) {
+  DenseCopies copies;
+  const auto lists = prepare_lists(signature_of(kVerb).core, group, args[kTensor], args[kSecond],
+                                   op, args.options, &copies);
+  if (lists.empty()) return false;
+  count_writes(written_by<kVerb>(group, args));
+  PythonHost host;
+  if (copies.num_bytes() >= kGilFreeBytes) host.blocking();
+  copies.read();
+  run_lists(group, lists, host, args.timeout_s);
+  copies.write();
+  return true;
+}
+
 // Whether it was a fast call, which then has run.
 template <FastVerb kVerb>
 bool run_one(ProcessGroup& group, const Args& args, Op op) {
@@ -109,6 +142,8 @@ bool run_one(ProcessGroup& group, const Args& args, Op op) {
   Prepared call = prepare(kVerb, group, args, op, places.parts);
   if (!call.is_fast()) [[unlikely]] {
     if (group.gpu_calls() && start_there<kVerb>(group, args, op)) return true;
+    if constexpr (signature_of(kVerb).kind == VerbKind::parts)
+      return run_copied<kVerb>(group, args, op, places);
     call = prepare_other<kVerb>(group, args, op, places);
   }
   if (!call.is_fast()) [[unlikely]]
@@ -192,7 +227,8 @@ PyObject* run_collective(const Caller& caller, Args& args) {
       const auto lists = prepare_lists(signature_of(kVerb).core, group, args[kTensor],
                                        args[kSecond], *op, args.options);
       if (lists.empty()) {
-        const bool has_started = group.gpu_calls() && start_there<kVerb>(group, args, *op);
+        const bool has_started = (group.gpu_calls() && start_there<kVerb>(group, args, *op)) ||
+                                 run_copied_lists<kVerb>(group, args, *op);
         return has_started ? Py_NewRef(Py_None) : nullptr;
       }
       count_writes(written_by<kVerb>(group, args));

@@ -2,8 +2,10 @@
 // Fast calls on tensors of which one at least is not contiguous. Decides whether their elements may
 // share memory; a call in doubt goes to Python.
 #include <cstdlib>
+#include <new>
 
 #include "python/arguments.h"
+#include "python/dense_copies.h"
 #include "python/prepare.h"
 
 namespace fastcoll {
@@ -38,6 +40,7 @@ bool interleave(const StridedView& a, const StridedView& b) {
 }
 
 bool are_apart(const StridedView& a, const StridedView& b) {
+  if (a.tensor.numel == 0 || b.tensor.numel == 0) return true;
   const Reach all_a = reach_of(a), all_b = reach_of(b);
   return all_a.begin + all_a.num_bytes <= all_b.begin ||
          all_b.begin + all_b.num_bytes <= all_a.begin || interleave(a, b);
@@ -74,6 +77,15 @@ bool is_same(const StridedView& a, const StridedView& b) {
 bool put(Strided& place, const StridedView& view) {
   return place.set(view.tensor.ptr, dtype_size(view.tensor.dtype), view.tensor.ndim,
                    view.tensor.shape, view.strides_bytes.data());
+}
+
+bool is_contiguous(const StridedView& view) {
+  auto stride = int64_t(dtype_size(view.tensor.dtype));
+  for (int i = view.tensor.ndim - 1; i >= 0; --i) {
+    if (view.tensor.shape[i] != 1 && view.strides_bytes[size_t(i)] != stride) return false;
+    stride *= view.tensor.shape[i];
+  }
+  return true;
 }
 
 // The roles of the arguments; the numel is that of the plan.
@@ -138,6 +150,51 @@ Prepared prepare_strided(FastVerb verb, const ProcessGroup& group, const Args& a
   if (!call.is_fast() || !takes_strided(call.plan)) return {};
   call.is_strided = true;
   return put(places.input, *input) && put(places.output, *output) ? call : Prepared{};
+}
+
+std::optional<TensorView> DenseCopies::view(PyObject* object, Use use) {
+  const bool is_written = use != Use::input;
+  if (!given(object)) return std::nullopt;
+  const std::optional<StridedView> seen = view_strided(object);
+  if (!seen) return std::nullopt;
+  TensorView tensor = seen->tensor;
+  (is_written ? outputs_ : inputs_).push_back(*seen);
+  if (tensor.numel == 0 || is_contiguous(*seen)) return tensor;
+  if (is_written && may_overlap_itself(*seen)) return std::nullopt;
+  Copy copy{{}, nullptr, tensor.numel, use};
+  if (!put(copy.place, *seen)) return std::nullopt;
+  copy.dense.reset(new (std::nothrow) std::byte[tensor.num_bytes()]);
+  if (!copy.dense) return std::nullopt;  // Python tells the other ranks
+  tensor.ptr = copy.dense.get();
+  num_bytes_ += tensor.num_bytes();
+  copies_.push_back(std::move(copy));
+  return tensor;
+}
+
+bool DenseCopies::are_apart(int rank, bool may_be_in_place) const {
+  const auto own = [rank](const std::vector<StridedView>& side) {
+    return side.size() == 1 ? 0 : size_t(rank);
+  };
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    for (size_t j = i + 1; j < outputs_.size(); ++j)
+      if (!fastcoll::are_apart(outputs_[i], outputs_[j])) return false;
+    for (size_t j = 0; j < inputs_.size(); ++j) {
+      const bool is_own = may_be_in_place && i == own(outputs_) && j == own(inputs_);
+      if (is_own && is_same(outputs_[i], inputs_[j])) continue;
+      if (!fastcoll::are_apart(outputs_[i], inputs_[j])) return false;
+    }
+  }
+  return true;
+}
+
+void DenseCopies::read() const {
+  for (const Copy& copy : copies_)
+    if (copy.use != Use::output) copy.place.read(copy.dense.get(), 0, copy.numel);
+}
+
+void DenseCopies::write() const {
+  for (const Copy& copy : copies_)
+    if (copy.use != Use::input) copy.place.write(0, copy.dense.get(), copy.numel);
 }
 
 }  // namespace fastcoll

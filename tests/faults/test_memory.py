@@ -67,6 +67,20 @@ def test_a_strided_tensor_without_memory(
     check_who_had_no_memory(pool.run(strided_without_memory, what))
 
 
+def parts_without_memory(rank: Rank) -> list[Attempt]:
+    """Rank 1 has no memory for the copies of strided parts; the call is a known one."""
+    group = rank.comm.new_group(timeout_s=3 * LIMIT_S)
+    part = torch.ones(1 << 24)
+    group.all_gather([torch.empty_like(part) for _ in range(2)], part)
+    parts = list(torch.empty(1 << 24, 2).unbind(1))
+    with little_memory(2) if rank.rank == 1 else nullcontext():
+        return [attempt(group.all_gather, parts, part), attempt(group.barrier)]
+
+
+def test_strided_parts_without_memory(fresh_pool: Callable[..., Pool]) -> None:
+    check_who_had_no_memory(fresh_pool(2).run(parts_without_memory))
+
+
 COMPILED = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
 
 
