@@ -32,8 +32,13 @@ class PlannedCall : public QueuedCall {
     Plan plan;
     Operands operands;  // their memory lives as long as this
   };
+  // Around the call, when it is its turn; `after` only where it did not fail. Before may come
+  // twice.
+  virtual void before() noexcept {}
+  virtual void after() noexcept {}
   Step first_;
-  std::vector<Step> more_;  // after it, if it is a list of several dtypes; never in halves
+  std::vector<Step> more_;         // after it, if it is a list of several dtypes; never in halves
+  bool is_prepared_long_ = false;  // `before` takes long: never in halves
   ProcessGroup& group_;
 
  private:

@@ -20,10 +20,14 @@ uint32_t* as_word(std::atomic<uint32_t>& value) { return reinterpret_cast<uint32
 
 }  // namespace
 
-void AsyncCall::set_steps(const Prepared& one) { first_ = {one.plan, one.operands(places)}; }
+void AsyncCall::set_steps(const Prepared& one) {
+  first_ = {one.plan, one.operands(places)};
+  is_prepared_long_ = copies.num_bytes() >= kGilFreeBytes;
+}
 
 void AsyncCall::set_steps(std::vector<PreparedList> lists) {
   lists_ = std::move(lists);
+  is_prepared_long_ = copies.num_bytes() >= kGilFreeBytes;
   for (const PreparedList& one : lists_) {
     const Step step{one.plan, {.list = &one.list}};
     if (&one == &lists_.front()) first_ = step;

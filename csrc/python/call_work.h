@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "group/planned_call.h"
+#include "python/dense_copies.h"
 #include "python/prepare.h"
 #include "python/work_type.h"
 
@@ -21,10 +22,13 @@ class AsyncCall final : public PlannedCall {
  public:
   using PlannedCall::PlannedCall;
 
-  Places places;  // of its arguments
+  Places places;       // of its arguments
+  DenseCopies copies;  // of those that are not contiguous
   void set_steps(const Prepared& one);
   void set_steps(std::vector<PreparedList> lists);  // one at least
   void over() noexcept override;
+  void before() noexcept override { copies.read(); }
+  void after() noexcept override { copies.write(); }
 
   bool is_over() const { return is_over_.load(std::memory_order_acquire); }
   // False if it is not over after that many seconds; 0: without a limit. Throws Interrupted.

@@ -103,8 +103,7 @@ template <FastVerb kVerb>
   return nullptr;
 }
 
-// As run_one, of parts that are not all contiguous. Not for asynchronous calls: their inputs are
-// read when it is their turn.
+// As run_one, of parts that are not all contiguous.
 template <FastVerb kVerb>
 [[gnu::noinline]] bool run_copied(ProcessGroup& group, const Args& args, Op op, Places& places) {
   DenseCopies copies;
@@ -167,12 +166,20 @@ PyObject* start_collective(const Caller& caller, const Args& args, Op op) {
   const auto call = std::make_shared<AsyncCall>(group, args.timeout_s);
   if constexpr (!takes_lists(kVerb)) {
     Prepared one = prepare(kVerb, group, args, op, call->places.parts);
-    if (!one.is_fast()) one = prepare_other<kVerb>(group, args, op, call->places);
+    if constexpr (signature_of(kVerb).kind == VerbKind::parts) {
+      if (!one.is_fast())
+        one = prepare_copied_parts(kVerb, group, args, op, call->places.parts, call->copies);
+    } else if (!one.is_fast()) {
+      one = prepare_other<kVerb>(group, args, op, call->places);
+    }
     if (!one.is_fast()) return nullptr;
     call->set_steps(one);
   } else {
     auto lists = prepare_lists(signature_of(kVerb).core, group, args[kTensor], args[kSecond], op,
                                args.options);
+    if (lists.empty())
+      lists = prepare_lists(signature_of(kVerb).core, group, args[kTensor], args[kSecond], op,
+                            args.options, &call->copies);
     if (lists.empty()) return nullptr;
     call->set_steps(std::move(lists));
   }

@@ -5,6 +5,7 @@ Decides the calls. Every element says which rank gave it to whom. The memory bet
 must stay as it was.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -106,10 +107,29 @@ def forms_of_all(comm: Any, me: int, world: int) -> dict[str, Callable[[], Came]
     }
 
 
-def wrong_ones(rank: Rank) -> list[str]:
+@dataclasses.dataclass(frozen=True)
+class Asynchronous:
+    """A group whose calls are asynchronous, and waited for."""
+
+    comm: Any
+
+    def __getattr__(self, verb: str) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            work = getattr(self.comm, verb)(*args, async_op=True)
+            assert work is not None
+            work.wait()
+
+        return call
+
+
+KINDS = pytest.mark.parametrize("kind", [None, Asynchronous], ids=["", "asynchronous"])
+
+
+def wrong_ones(rank: Rank, kind: Any) -> list[str]:
     """Those of the calls whose results are wrong; the first of a kind is made in Python."""
+    comm = kind(rank.comm) if kind else rank.comm
     wrong = []
-    for name, call in forms(rank.comm, rank.rank, rank.world_size).items():
+    for name, call in forms(comm, rank.rank, rank.world_size).items():
         for number in range(3):
             came, wants = call()
             is_right = [bool((one == want).all()) for one, want in zip(came, wants, strict=True)]
@@ -118,15 +138,17 @@ def wrong_ones(rank: Rank) -> list[str]:
     return wrong
 
 
+@KINDS
 @without_gpu
-def test_what_comes(site: Site) -> None:
-    assert site.run(wrong_ones) == [[]] * site.world
+def test_what_comes(site: Site, kind: Any) -> None:
+    assert site.run(wrong_ones, kind) == [[]] * site.world
 
 
-def passed_on(rank: Rank) -> list[str]:
+def passed_on(rank: Rank, kind: Any) -> list[str]:
     """Those of the calls that C++ passes on to Python, though they are known."""
+    comm = kind(rank.comm) if kind else rank.comm
     found = []
-    for name, call in forms(rank.comm, rank.rank, rank.world_size).items():
+    for name, call in forms(comm, rank.rank, rank.world_size).items():
         call()
         with noting() as passed:
             call()
@@ -135,9 +157,27 @@ def passed_on(rank: Rank) -> list[str]:
     return found
 
 
+@KINDS
 @pytest.mark.parametrize("world", [1, 2])
-def test_known_calls_need_no_python(pools: Pools, world: int) -> None:
-    assert pools(world).run(passed_on) == [[]] * world
+def test_known_calls_need_no_python(pools: Pools, world: int, kind: Any) -> None:
+    assert pools(world).run(passed_on, kind) == [[]] * world
+
+
+def behind_another_call(rank: Rank) -> list[list[float]]:
+    """An asynchronous call gathers a column that the call before it sums; return what comes."""
+    found = []
+    for _ in range(3):
+        outs, whole = columns([0.0] * rank.world_size), torch.ones(ROWS, 2)
+        before = rank.comm.all_reduce(whole, async_op=True)
+        rank.comm.all_gather(outs, whole[:, 0], async_op=True).wait()
+        before.wait()
+        found.append(torch.stack(outs).unique().tolist())
+    return found
+
+
+@without_gpu
+def test_inputs_are_read_when_it_is_their_turn(site: Site) -> None:
+    assert site.run(behind_another_call) == [[[site.world]] * 3] * site.world
 
 
 def overlaps_taken(rank: Rank) -> list[str]:
