@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fast calls on tensors of which one at least is not contiguous. Decides whether their elements may
 // share memory; a call in doubt goes to Python.
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 
@@ -40,7 +41,6 @@ bool interleave(const StridedView& a, const StridedView& b) {
 }
 
 bool are_apart(const StridedView& a, const StridedView& b) {
-  if (a.tensor.numel == 0 || b.tensor.numel == 0) return true;
   const Reach all_a = reach_of(a), all_b = reach_of(b);
   return all_a.begin + all_a.num_bytes <= all_b.begin ||
          all_b.begin + all_b.num_bytes <= all_a.begin || interleave(a, b);
@@ -172,16 +172,31 @@ std::optional<TensorView> DenseCopies::view(PyObject* object, Use use) {
 }
 
 bool DenseCopies::are_apart(int rank, bool may_be_in_place) const {
-  const auto own = [rank](const std::vector<StridedView>& side) {
-    return side.size() == 1 ? 0 : size_t(rank);
+  struct Extent {
+    Reach reach;
+    const StridedView* view;
+    bool is_written, is_own;
+    const std::byte* end() const { return reach.begin + reach.num_bytes; }
   };
-  for (size_t i = 0; i < outputs_.size(); ++i) {
-    for (size_t j = i + 1; j < outputs_.size(); ++j)
-      if (!fastcoll::are_apart(outputs_[i], outputs_[j])) return false;
-    for (size_t j = 0; j < inputs_.size(); ++j) {
-      const bool is_own = may_be_in_place && i == own(outputs_) && j == own(inputs_);
-      if (is_own && is_same(outputs_[i], inputs_[j])) continue;
-      if (!fastcoll::are_apart(outputs_[i], inputs_[j])) return false;
+  std::vector<Extent> extents;
+  const auto add = [&](const std::vector<StridedView>& side, bool is_written) {
+    const size_t own = side.size() == 1 ? 0 : size_t(rank);
+    for (size_t i = 0; i < side.size(); ++i)
+      if (side[i].tensor.numel != 0)
+        extents.push_back({reach_of(side[i]), &side[i], is_written, may_be_in_place && i == own});
+  };
+  add(outputs_, true);
+  add(inputs_, false);
+  // Sorted, so that long lists take no look at each pair.
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.reach.begin < b.reach.begin; });
+  for (size_t i = 0; i < extents.size(); ++i) {
+    const Extent& one = extents[i];
+    for (size_t j = i + 1; j < extents.size() && extents[j].reach.begin < one.end(); ++j) {
+      const Extent& other = extents[j];
+      if (!one.is_written && !other.is_written) continue;
+      if (one.is_own && other.is_own && is_same(*one.view, *other.view)) continue;
+      if (!interleave(*one.view, *other.view)) return false;
     }
   }
   return true;
