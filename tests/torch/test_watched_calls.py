@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._local_tensor import LocalTensorMode
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -128,6 +129,25 @@ def of_meta(rank: Rank) -> Any:
     return works, tensor.tolist()
 
 
+def simulated(rank: Rank) -> Any:
+    """Under LocalTensorMode one process has the tensors of all ranks: rank 1 makes no call."""
+    world, found = rank.world_size, []
+    for group in (None, dist.new_group(list(range(world)))):
+        for _ in range(2 if rank.rank == 0 else 0):
+            with LocalTensorMode(world) as mode:
+                summed = mode.rank_map(lambda one: torch.full((world,), one + 1.0))
+                gathered, shard = torch.zeros(world * world), torch.zeros(1)
+                dist.all_gather_into_tensor(gathered, summed, group=group)
+                dist.all_reduce(summed, group=group)
+                dist.reduce_scatter_tensor(shard, summed, group=group)
+                dist.broadcast(summed, 1, group=group)
+                for tensor in (gathered, summed, shard):
+                    found.append([tensor._local_tensors[one].tolist() for one in range(world)])
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    return found, tensor.tolist()
+
+
 def numbers(rank: Rank) -> list[int]:
     """The sequence number after each of some calls."""
     group: Any = dist.group.WORLD
@@ -149,7 +169,7 @@ def differences(found: list[Any], wanted: list[Any]) -> list[Any]:
     return [(name, a[name], b[name]) for a, b in rows for name in a if a[name] != b[name]]
 
 
-PROGRAMS: list[Program] = [each_verb, counted, kept_back, of_a_class, of_meta, numbers]
+PROGRAMS: list[Program] = [each_verb, counted, kept_back, of_a_class, of_meta, simulated, numbers]
 
 
 @pytest.fixture(scope="module")

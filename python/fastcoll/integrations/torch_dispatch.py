@@ -10,6 +10,7 @@ what these leave of the call and carries it out. The phases of a call are shown 
 Decides when a call goes that way. Must not know the verbs.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -95,10 +96,28 @@ def through_dispatcher(
     return watcher.work if watcher.has_run else work
 
 
+class _Shown(ProcessGroup):
+    """A plain group in a group's place, equal to it: so torch's tables of groups have it, too.
+
+    LocalTensorMode takes the group out of an operator's arguments and looks there for its ranks.
+    """
+
+    def __init__(self, group: BaseProcessGroup) -> None:
+        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
+        self._stands_for = weakref.ref(group)  # which holds this one
+        self._hash = hash(group)
+
+    def __eq__(self, other: object) -> bool:
+        return other is not None and (other is self or other is self._stands_for())
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 def _shown(group: BaseProcessGroup) -> Any:
     """Return the plain group that stands for a group in its operators."""
     if group.shown is None:
-        group.shown = ProcessGroup(group.get_group_store(), group.rank(), group.size())
+        group.shown = _Shown(group)
         group.shown._set_group_name(group.getGroupName())
         group.shown._set_group_desc(group.getGroupDesc())
     return group.shown
