@@ -2,9 +2,8 @@
 """The device communicator that vLLM's CPU workers make for each of their groups.
 
 Decides which of vLLM's calls fastcoll carries, and with which limit. The group stands for vLLM's
-own, so the ranks may lie on several nodes. In a compiled model a call is an operator of `ops.py`.
-Gathered tensors are stacked, then copied along their dimension. A call with strided outputs is
-prepared in Python each time. For 4 rows of 2000 logits it takes 140 us, and call and copy take 12.
+own, so the ranks may lie on several nodes. In a compiled model a call is an operator of `ops.py`. A
+gather writes each rank's tensor to its place along any dimension, so no copy follows.
 """
 
 from typing import Any, cast
@@ -59,9 +58,9 @@ class FastcollCommunicator(CpuCommunicator):  # type: ignore[misc]
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
         if self._comm is None or torch.compiler.is_compiling():
             return cast(torch.Tensor, super().all_gather(input_, dim))
-        parts = input_.new_empty((self.world_size, *input_.shape))
-        self._comm.all_gather_into_tensor(parts, input_)
-        return _join(parts, dim)
+        output = _whole(input_, dim, self.world_size)
+        self._comm.all_gather(list(output.chunk(self.world_size, dim)), input_)
+        return output
 
     def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
         if self._comm is None:
@@ -69,9 +68,9 @@ class FastcollCommunicator(CpuCommunicator):  # type: ignore[misc]
         if self.rank_in_group != dst:
             self._comm.gather(input_, None, dst)
             return None
-        parts = input_.new_empty((self.world_size, *input_.shape))
-        self._comm.gather(input_, list(parts.unbind()), dst)
-        return _join(parts, dim)
+        output = _whole(input_, dim, self.world_size)
+        self._comm.gather(input_, list(output.chunk(self.world_size, dim)), dst)
+        return output
 
     def send_tensor_dict(self, tensor_dict: dict[str, Any], dst: int) -> None:
         if self._comm is None:
@@ -121,9 +120,8 @@ def _connect(group: torch.distributed.ProcessGroup, name: str) -> BaseGroup | No
     return comm
 
 
-def _join(parts: torch.Tensor, dim: int) -> torch.Tensor:
-    """Return the tensors of all ranks side by side along a dimension; `parts` has them stacked."""
-    world_size, *shape = parts.shape
-    dim %= len(shape)
+def _whole(part: torch.Tensor, dim: int, world_size: int) -> torch.Tensor:
+    """Return an empty tensor for the tensors of all ranks, side by side along a dimension."""
+    shape = list(part.shape)
     shape[dim] *= world_size
-    return parts.movedim(0, dim).reshape(shape)
+    return part.new_empty(shape)
