@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dense copies of the tensors of a call whose plan needs each part in one piece, made where a
 // tensor is not contiguous. Decides whether the tensors may share memory; in doubt they may not,
-// and Python looks closer. Needs the GIL to look at tensors, not to copy them.
+// and Python looks closer. Needs the GIL to look at tensors, not to copy them. Implemented in
+// strided.cpp, beside the other looks at layouts.
 #pragma once
 
 #include <Python.h>
