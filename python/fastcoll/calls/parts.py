@@ -344,9 +344,11 @@ def cut(array: object, name: str, splits: Sequence[int] | None, world_size: int)
     rows = whole.shape[0]
     if splits is None:
         if rows % world_size:
+            advice = f"give {name}_split_sizes, on every rank"
+            if whole.numel % world_size == 0:
+                advice += f", or {name}.view(-1), whose elements they can share"
             raise UsageError(
-                f"{name} has {rows} rows, which {world_size} ranks can't share equally; give "
-                f"{name}_split_sizes, on every rank"
+                f"{name} has {rows} rows, which {world_size} ranks can't share equally; {advice}"
             )
         sizes = [rows // world_size] * world_size
     else:
