@@ -31,9 +31,11 @@ template <class P>
 bool has_halves(const Call<P>& call) {
   // More takes about as long as it takes to wake up a thread, beside which the program goes on.
   constexpr size_t kMostTakenBytes = size_t{128} << 10;
+  const bool is_alone = call.world_size() == 1;
+  if (is_alone && !call.parts && !call.lies_apart() && call.input == call.output) return true;
   const size_t message_bytes = call.input_numel() * call.elem_bytes();
   if (message_bytes * size_t(call.world_size()) > kMostTakenBytes) return false;
-  if (call.world_size() == 1) return true;
+  if (is_alone) return true;
   switch (call.plan.algorithm) {
     case Algorithm::one_shot:
       return call.plan.inlined || (!call.scatters() && staging(call).num_segments == 1);

@@ -47,17 +47,14 @@ FASTCOLL_HOT Staging staging(const Call<P>& call) {
   return staging_of_algorithm(call);
 }
 
+// A group of one rank has nothing to combine: every verb gives the input, bit for bit.
 template <class P>
-void run_alone(const Call<P>& call) {  // a group of one rank: arithmetic, but no peer
-  if (verb_reduces(call.plan.verb)) {
-    const void* src = nullptr;
-    void* dst = nullptr;
-    call.reduce({0, call.plan.numel}, &dst, 1, &src);
-  } else if (call.parts) {
+void run_alone(const Call<P>& call) {
+  if (verb_reduces(call.plan.verb) || !call.parts) {
+    if (call.plan.verb != Verb::broadcast) call.copy_own();
+  } else {
     const Part& from = call.parts->inputs[0];
     if (from.num_bytes != 0) std::memmove(call.parts->outputs[0].ptr, from.ptr, from.num_bytes);
-  } else if (call.plan.verb != Verb::broadcast) {
-    call.copy_own();
   }
 }
 

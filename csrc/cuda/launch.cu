@@ -135,27 +135,43 @@ LaunchShape shape_of(const Plan& plan, int world_size) {
                    part_bytes(plan, world_size), world_size, plan.channels);
 }
 
+// An integer type of the size of another type.
+constexpr DType integer_for(DType dtype) {
+  for (int i = 0; i < kNumDTypes; ++i)
+    if (dtype_kind(DType(i)) == Kind::integer && dtype_size(DType(i)) == dtype_size(dtype))
+      return DType(i);
+  return dtype;
+}
+static_assert([] {
+  for (int i = 0; i < kNumDTypes; ++i)
+    if (dtype_kind(integer_for(kernel_dtype(DType(i)))) != Kind::integer) return false;
+  return true;
+}());
+
 void launch_collective(const Plan& plan, DeviceCall call, const Place& place,
                        const std::optional<LaunchShape>& asked) {
-  const void* kernel =
-      kernel_for(plan.algorithm, plan.verb, kernel_dtype(plan.dtype), plan.inlined);
+  // A group of one rank has nothing to combine: every verb gives the input, bit for bit. Integers
+  // keep the bits that a sum of floats would round.
+  const bool keeps_bits = call.world_size == 1 && verb_reduces(plan.verb);
+  call.dtype = kernel_dtype(plan.dtype);
+  if (keeps_bits) call.dtype = integer_for(call.dtype);
+  const void* kernel = kernel_for(plan.algorithm, plan.verb, call.dtype, plan.inlined);
   if (!kernel)
     throw Failure(ErrorKind::unsupported,
                   "there is no GPU kernel for " + describe(plan) + " by " + describe_choice(plan));
   if (asked) check_shape(*asked, plan, call.world_size);
   const LaunchShape shape = asked ? *asked : shape_of(plan, call.world_size);
-  call.dtype = kernel_dtype(plan.dtype);
   call.elem_bytes = uint32_t(dtype_size(call.dtype));
-  call.numel = plan.numel * (call.dtype == plan.dtype ? 1 : 2);
+  const uint64_t per_element = plan.elem_bytes() / call.elem_bytes;  // 2 in a complex number
+  call.numel = plan.numel * per_element;
   call.tile_bytes = shape.tile_bytes;
   // Tile and grid follow from the plan, unless they were asked for.
   call.plan_hash = asked ? shaped_hash(plan.hash, shape) : plan.hash;
   call.root = plan.root;
-  call.op = plan.op;
+  call.op = keeps_bits ? Op::bor : plan.op;
   call.verb = plan.verb;
   call.counted = plan.splits != 0;
-  if (call.dtype != plan.dtype)
-    for (uint64_t& count : call.counts) count *= 2;
+  for (uint64_t& count : call.counts) count *= per_element;
   launch(kernel, shape.blocks, shape.threads, call, place);
 }
 

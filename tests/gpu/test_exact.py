@@ -13,7 +13,7 @@ from fastcoll.measure.gpu_ranks import GpuRanks
 from tests.contract.test_gpu_parts import gathers, messages, shuffles
 from tests.gpu.work import check, exchange, on_device
 from tests.support import perform
-from tests.support.calls import Call
+from tests.support.calls import REDUCTIONS, Call
 from tests.support.draw import VERBS
 from tests.support.sites import GPU
 
@@ -36,6 +36,11 @@ def large_calls() -> list[Call]:
 
 def test_a_long_sequence_of_mixed_calls(threads: Threads) -> None:
     check(threads(4), mixed_calls())
+
+
+def test_one_rank_gets_its_own_bits(threads: Threads) -> None:
+    site = replace(GPU, world=1, most=60)
+    check(threads(1), [call for verb in REDUCTIONS for call in site.small_calls(verb)])
 
 
 def test_a_large_message(threads: Threads) -> None:

@@ -24,7 +24,8 @@ bool halves(int world_size, Verb verb, Algorithm algorithm, size_t num_bytes, bo
   plan.inlined = inlined;
   plan.segment_bytes = uint32_t(segment_bytes);
   plan = make_plan(plan);
-  const Call<P> call{world.group(0), plan, nullptr, nullptr};
+  std::byte output;
+  const Call<P> call{world.group(0), plan, nullptr, &output};
   return has_halves(call);
 }
 
@@ -113,7 +114,7 @@ void finish_halves() {
       }
 }
 
-// A rank alone waits for nobody.
+// A rank alone waits for nobody, and gets its own bits, here of NaNs.
 void halve_lone_calls() {
   using enum Verb;
   for (const auto& [verb, algorithm] :
@@ -121,19 +122,42 @@ void halve_lone_calls() {
         std::pair{all_gather, Algorithm::direct}}) {
     World world(1);
     Plan plan = plan_of(verb, kNumel);
+    plan.dtype = DType::float32;
     plan.algorithm = algorithm;
     plan.inlined = false;
     plan = make_plan(plan);
-    int32_t input[kNumel] = {1, 2, 3, 4}, output[kNumel] = {};
-    Call<P> call{world.group(0), plan, reinterpret_cast<std::byte*>(input),
-                 reinterpret_cast<std::byte*>(output)};
-    require(begin_half(call, world.host(0), kLimitS), "a call of a rank alone");
-    require(may_finish(call), "nobody else has to arrive");
-    finish(call, world.host(0));
-    for (size_t i = 0; i < kNumel; ++i)
-      require_equal(output[i], int32_t(i) + 1, std::string("an element of ") + verb_name(verb));
-    require_equal(world.pad(0).done.value, 1, "the segments of a call that ended");
+    const uint32_t input[kNumel] = {0x7f800001, 0xff800002, 0x7fc00003, 0xffc00004};
+    for (uint64_t call_number = 1; call_number <= 2; ++call_number) {
+      uint32_t output[kNumel] = {};
+      Call<P> call{world.group(0), plan, reinterpret_cast<const std::byte*>(input),
+                   reinterpret_cast<std::byte*>(output)};
+      if (call_number == 1) {
+        require(begin_half(call, world.host(0), kLimitS), "a call of a rank alone");
+        require(may_finish(call), "nobody else has to arrive");
+        finish(call, world.host(0));
+      } else {
+        run(call, world.host(0), kLimitS);
+      }
+      for (size_t i = 0; i < kNumel; ++i)
+        require_equal(output[i], input[i], std::string("an element of ") + verb_name(verb));
+      require_equal(world.pad(0).done.value, call_number, "the segments of calls that ended");
+    }
   }
+}
+
+// A rank alone has nothing to do in place, whatever the size.
+void halve_lone_call_in_place() {
+  World world(1);
+  Plan plan = plan_of(Verb::all_reduce, size_t{1} << 20);
+  plan.algorithm = Algorithm::two_shot;
+  plan.inlined = false;
+  plan = make_plan(plan);
+  std::vector<int32_t> tensor(plan.numel, 7);
+  std::byte* memory = reinterpret_cast<std::byte*>(tensor.data());
+  Call<P> call{world.group(0), plan, memory, memory};
+  require(begin_half(call, world.host(0), kLimitS), "a large call in place");
+  finish(call, world.host(0));
+  for (const int32_t element : tensor) require_equal(element, 7, "an element in place");
 }
 
 // A two_shot has halves once the others have arrived, and they get through without the second.
@@ -249,6 +273,7 @@ int main() {
   halve_calls();
   finish_halves();
   halve_lone_calls();
+  halve_lone_call_in_place();
   for (const bool is_symmetric : {false, true}) {
     halve_two_shot(Verb::all_reduce, 0, is_symmetric);
     halve_two_shot(Verb::reduce_scatter, 0, is_symmetric);

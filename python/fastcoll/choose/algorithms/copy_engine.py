@@ -26,6 +26,8 @@ def admits(request: Request) -> str | None:
         return "only where it is asked for: it has not been measured"
     if request.verb is not Verb.all_reduce:
         return "copy_engine carries out all_reduce alone"
+    if request.world_size == 1:
+        return "copy_engine adds what several ranks have"
     if num_tensors(request.splits):
         return "copy_engine takes one tensor, not a list"
     if request.staged_bytes < LEAST_BYTES:
