@@ -158,6 +158,19 @@ void halve_lone_call_in_place() {
   require(begin_half(call, world.host(0), kLimitS), "a large call in place");
   finish(call, world.host(0));
   for (const int32_t element : tensor) require_equal(element, 7, "an element in place");
+
+  Call<P> out_of_place = call;
+  out_of_place.input = memory + 1;
+  require(!has_halves(out_of_place), "a large copy");
+  Call<P> of_parts = call, of_list = call;
+  const Parts parts{};
+  const List list{};
+  of_parts.parts = &parts;
+  of_list.list = &list;
+  require(!has_halves(of_parts) && !has_halves(of_list), "tensors that may lie elsewhere");
+  World pair(2);
+  const Call<P> of_pair{pair.group(0), plan, memory, memory};
+  require(!has_halves(of_pair), "a large call of two ranks in place");
 }
 
 // A two_shot has halves once the others have arrived, and they get through without the second.
