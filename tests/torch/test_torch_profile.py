@@ -7,6 +7,7 @@ Where a group stands in for Gloo, the events have Gloo's names.
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -138,6 +139,39 @@ def check(pool: Pool) -> None:
 
 def test_a_call_is_an_event(backend_pools: Pools) -> None:
     check(backend_pools(2))
+
+
+# ---- torch's operators ---------------------------------------------------------------------------
+
+
+def operators(rank: Rank) -> dict[str, list[str]]:
+    """Of each call: the events of torch's own operators, in order."""
+    group, seen = TorchGroup(rank.rank, rank.world_size), {}
+    for name, call in VERB_CALLS.items():
+        if call.in_torch:
+            tensors = call.tensors(rank.world_size)
+            events = events_of(partial(_make_and_wait, call, group, tensors), "c10d:")
+            seen[name] = sorted(event.name for event in events)
+    return seen
+
+
+def _make_and_wait(call: Any, group: TorchGroup, tensors: Any) -> None:
+    work = call.make(group, *tensors)
+    if work is not None:
+        work.wait()
+
+
+def test_the_operators_are_those_of_gloo(backend_pools: Pools, bare_pools: Pools) -> None:
+    theirs = bare_pools(2).run(on_backend, "gloo", operators)
+    assert backend_pools(2).run(on_backend, "fastcoll", operators, deadline_s=COMPILE_S) == theirs
+    assert theirs[0]["all_reduce"] == ["c10d::allreduce_"]
+
+
+def test_the_operators_over_nodes_are_those_of_gloo(fresh_pool: Callable[..., Pool]) -> None:
+    pool = fresh_pool(2, Setup(False, nodes="ab"))
+    theirs = pool.run(on_backend, "gloo", operators)
+    assert theirs[0]["all_reduce"] == ["c10d::allreduce_"]
+    assert pool.run(on_backend, "fastcoll", operators) == theirs
 
 
 # ---- a group that stands in for Gloo -------------------------------------------------------------

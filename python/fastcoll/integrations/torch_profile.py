@@ -2,9 +2,10 @@
 """The Python group with its calls as events of torch's profiler.
 
 Decides the name of an event, the inputs whose shapes it shows, and its end: with the call, or when
-an asynchronous call is complete. All events of Gloo are asynchronous, so those of a group that
-stands in for it are, too. The C++ backend (c10d_backend.cpp) makes its events itself, by the same
-names (torch_names.py). It also tells each Work the type of its call.
+an asynchronous call is complete. Inside it is the event of torch's operator, "c10d::allreduce_" or
+another. All events of Gloo are asynchronous, so those of a group that stands in for it are, too.
+The C++ backend (c10d_backend.cpp) makes its events itself, by the same names (torch_names.py). It
+also tells each Work the type of its call.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,32 +31,48 @@ class ProfiledProcessGroup(FastcollProcessGroup):
 
 
 def _watched(method: str, described: TorchCall) -> Callable[..., TorchWork | None]:
-    recorded = _recorded(method, described)
+    plain = _plain(method, described)
+    recorded = _recorded(plain, described)
     if not hasattr(ProcessGroup, method) or method == "_end_coalescing":  # no operator has it
         return recorded
+
+    def operator(self: ProfiledProcessGroup, *args: Any, **kwargs: Any) -> TorchWork | None:
+        return through_dispatcher(self, method, plain, args, kwargs)
 
     def call(self: ProfiledProcessGroup, *args: Any, **kwargs: Any) -> TorchWork | None:
         if is_watched(args):
             return through_dispatcher(self, method, recorded, args, kwargs)
-        return recorded(self, *args, **kwargs)
+        if torch.autograd._profiler_enabled():
+            # An operator's event ends those inside it, so the call's own event is around it.
+            return _in_event(described.title(self.events), operator)(self, *args, **kwargs)
+        return plain(self, *args, **kwargs)
 
-    call.__name__, call.__doc__ = method, recorded.__doc__
+    call.__name__, call.__doc__ = method, plain.__doc__
     return call
 
 
-def _recorded(method: str, described: TorchCall) -> Callable[..., TorchWork | None]:
+def _plain(method: str, described: TorchCall) -> Callable[..., TorchWork | None]:
     op_type = int(getattr(c10d.OpType, described.op_type))
 
     def call(self: ProfiledProcessGroup, *args: Any, **kwargs: Any) -> TorchWork | None:
-        carry_out = getattr(FastcollProcessGroup, method)
-        if torch.autograd._profiler_enabled():
-            carry_out = _in_event(described.title(self.events), carry_out)
-        work: TorchWork | None = carry_out(self, *args, **kwargs)
+        work: TorchWork | None = getattr(FastcollProcessGroup, method)(self, *args, **kwargs)
         if work is not None:
             work.op_type = op_type
         return work
 
     call.__name__, call.__doc__ = method, getattr(FastcollProcessGroup, method).__doc__
+    return call
+
+
+def _recorded(
+    plain: Callable[..., TorchWork | None], described: TorchCall
+) -> Callable[..., TorchWork | None]:
+    def call(self: ProfiledProcessGroup, *args: Any, **kwargs: Any) -> TorchWork | None:
+        if not torch.autograd._profiler_enabled():
+            return plain(self, *args, **kwargs)
+        return _in_event(described.title(self.events), plain)(self, *args, **kwargs)
+
+    call.__name__, call.__doc__ = plain.__name__, plain.__doc__
     return call
 
 
