@@ -97,8 +97,7 @@ class Group {
   // Whether neither `begin` would have to wait, for the arrival line, nor, if a segment is to be
   // staged, claim_slot(0).
   bool may_begin(bool stages);
-  // Go on with a call that this thread did not begin.
-  void go_on(Host& host) { host_ = &host; }
+  void go_on(Host& host) { host_ = &host; }  // with a call that another thread began
   // Change the number of segments given to `begin`, before the first is staged. For calls whose
   // sizes the ranks learn from each other's arrival. The same on every rank, at least 1.
   void take_segments(uint64_t count) {
@@ -278,6 +277,7 @@ class Group {
   void spread();
   bool sleep(int peer, const Awaited& awaited);  // whether a peer may have ended it
   void patrol(int peer, const Awaited& awaited, const WaitedTime& waited);
+  void look_for_loss(int peer, const Awaited& awaited);
 
   FASTCOLL_HOT void require_done(uint64_t segment) {
     for (int peer = 0; peer < world_size(); ++peer) {
@@ -292,8 +292,7 @@ class Group {
 
   void write_descriptor();
   uint64_t last_entered_call(int peer);
-  // A wait is long: note it in my descriptor, and begin to note when peers enter their calls.
-  void note_wait(int64_t since_us);
+  void note_wait(int64_t since_us);  // if long: in my descriptor, and then what peers enter
   // "entered all_reduce(SUM, float32, numel=8) #41, not #42, 12.3 s ago; process 4711 is stopped"
   std::string describe_last_call(int peer, int64_t time_us);
   void compare_descriptors(int peer);
@@ -323,6 +322,7 @@ class Group {
   Company company_{P::kSliceUs};
   Patience patience_{options_.world_size, options_.num_cpus};
   int64_t next_spread_us_ = 0;
+  int watched_ = 0;  // whose end a long wait looked for last, beside that of the awaited rank
   std::atomic<double> limit_s_;
   double timeout_s_ = 0;
   std::unique_ptr<std::byte[]> inbox_;

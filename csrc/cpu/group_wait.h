@@ -161,24 +161,34 @@ void Group<P>::patrol(int peer, const Awaited& awaited, const WaitedTime& waited
     }
     throw Interrupted{};
   }
-  if (peer_is_gone(options_.links[peer])) {
-    // It may have done its part first and exited: that is no loss.
-    if (met(awaited)) return;
-    check();  // of a broken group: its verdict stands, and the socket's message is for shrink()
-    Farewell farewell;
-    if (std::string text; read_farewell(options_.links[peer], &farewell, &text))
-      fail(ErrorKind(farewell.kind),
-           call_name() + " lost rank " + std::to_string(peer) +
-               ", which could not finish init: " + text,
-           farewell.ranks);
-    const int pid = options_.links[peer].pid;
-    fail(ErrorKind::peer_lost,
-         call_name() + " lost rank " + std::to_string(peer) + ": " +
-             (pid > 0 ? "process " + std::to_string(pid) : "its process, in another namespace,") +
-             " " + fate(options_.links[peer]) + "; it had " + describe_last_call(peer, now_us()),
-         uint64_t{1} << peer);
-  }
+  look_for_loss(peer, awaited);
   if (waited.left_us() <= 0) fail_timeout(peer, waited.waited_us());
+}
+
+template <class P>
+void Group<P>::look_for_loss(int peer, const Awaited& awaited) {
+  if (!peer_is_gone(options_.links[peer])) {
+    // A call that one rank can't finish ends on no rank, and the awaited one may be slow. Each look
+    // takes a system call, so the others have their turns.
+    peer = watched_ = (watched_ + 1) % world_size();
+    if (!plan_ || peer == rank() || !peer_is_gone(options_.links[peer])) return;
+    if (met({&pad(peer).done.value, next_segment_, false})) return;
+  }
+  // It may have done its part first and exited: that is no loss.
+  if (met(awaited)) return;
+  check();  // of a broken group: its verdict stands, and the socket's message is for shrink()
+  Farewell farewell;
+  if (std::string text; read_farewell(options_.links[peer], &farewell, &text))
+    fail(ErrorKind(farewell.kind),
+         call_name() + " lost rank " + std::to_string(peer) +
+             ", which could not finish init: " + text,
+         farewell.ranks);
+  const int pid = options_.links[peer].pid;
+  fail(ErrorKind::peer_lost,
+       call_name() + " lost rank " + std::to_string(peer) + ": " +
+           (pid > 0 ? "process " + std::to_string(pid) : "its process, in another namespace,") +
+           " " + fate(options_.links[peer]) + "; it had " + describe_last_call(peer, now_us()),
+       uint64_t{1} << peer);
 }
 
 template <class P>

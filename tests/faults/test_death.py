@@ -19,6 +19,7 @@ import torch
 import fastcoll
 from tests.faults.test_fork import in_child
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt, make_group
+from tests.support.waiting import wait_until, waits
 
 
 def fork_then_wait(rank: Rank) -> list[Attempt]:
@@ -44,6 +45,39 @@ def test_a_dead_peer_with_a_living_child(fresh_pool: Callable[..., Pool]) -> Non
         for one in outcome.value:
             assert (one.kind, one.ranks) == ("PeerLostError", (2,)), one
             assert one.seconds < LATE_S, one
+
+
+# Ranks look at each other in their order: the busy one is awaited first, or alone.
+DEAD_AND_BUSY = {"in the call": (0, 2), "before the call": (2, 0)}
+
+
+def wait_for_another(rank: Rank, way: str) -> Attempt | None:
+    """Rank 1 waits for a rank that computes, while another dies in the call or before it."""
+    dead, busy = DEAD_AND_BUSY[way]
+    rank.comm.all_reduce(torch.ones(3))
+    if rank.rank == busy:
+        rank.wait_for("over")
+        return None
+    if rank.rank == dead:
+        rank.tell("the odd rank is there")
+        if way == "before the call":
+            time.sleep(60)
+    one = attempt(rank.comm.all_reduce, torch.ones(100_000))
+    rank.tell("over")
+    return one
+
+
+@pytest.mark.parametrize("way", DEAD_AND_BUSY)
+def test_a_dead_peer_beside_one_that_is_awaited(fresh_pool: Callable[..., Pool], way: str) -> None:
+    dead, busy = DEAD_AND_BUSY[way]
+    pool = fresh_pool(3)
+    pool.start(wait_for_another, way)
+    pool.wait_for("the odd rank is there")
+    wait_until(lambda: waits(pool.pids[1]) and (way != "in the call" or waits(pool.pids[dead])))
+    os.kill(pool.pids[dead], signal.SIGKILL)
+    [one] = [outcome.value for outcome in pool.collect(ranks=[1, busy]) if outcome.value]
+    assert (one.kind, one.ranks) == ("PeerLostError", (dead,)), one
+    assert one.seconds < LATE_S
 
 
 CLONE_NEWPID = 0x20000000

@@ -5,6 +5,8 @@ That all ranks hear of calls that differ stands in contract/test_differences.py,
 was freed in contract/test_changed_memory.py.
 """
 
+import os
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -14,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.support.backends import on_backend
-from tests.support.harness import LATE_S, Attempt, Pool, Rank, attempt
+from tests.support.backends import BACKENDS, COMPILE_S, on_backend
+from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
+from tests.support.waiting import wait_until, waits
 
 Pools = Callable[[int], Pool]
 
@@ -90,3 +93,34 @@ def test_a_group_tells_the_kind_of_its_error(backend_pools: Pools) -> None:
     first, second = backend_pools(2).run(on_backend, "fastcoll", kinds_of_errors)
     assert first == ["SUCCESS", "COMM_ERROR", "TIMEOUT", "REMOTE_ERROR"]
     assert second == ["SUCCESS", "COMM_ERROR", "TIMEOUT", "COMM_ERROR"]  # who left has no group
+
+
+def die_once_it_waits() -> None:
+    wait_until(lambda: waits(os.getpid()))
+    os._exit(7)
+
+
+def die_beside_a_rank_that_computes(rank: Rank) -> list[Attempt]:
+    """Rank 0 dies in a call, while rank 1 waits in it for rank 2 and for 30 minutes."""
+    dist.barrier()
+    if rank.rank == 2:
+        rank.wait_for("over")
+        return []
+    if rank.rank == 0:
+        threading.Thread(target=die_once_it_waits, daemon=True).start()
+    tensor = torch.ones(100_000)
+    seen = [attempt(dist.all_reduce, tensor), attempt(dist.barrier)]
+    rank.tell("over")
+    return seen
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_dead_rank_beside_one_that_computes(
+    fresh_pool: Callable[..., Pool], backend: str
+) -> None:
+    pool = fresh_pool(3, Setup(init=False, env={"FASTCOLL_TORCH_BACKEND": backend}))
+    pool.start(on_backend, "fastcoll", die_beside_a_rank_that_computes)
+    [outcome, _] = pool.collect(COMPILE_S, ranks=[1, 2])
+    for one in outcome.value:
+        assert (one.kind, one.ranks) == ("PeerLostError", (0,)), one
+        assert one.seconds < LATE_S

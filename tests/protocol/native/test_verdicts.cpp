@@ -203,6 +203,31 @@ void name_lost_ranks() {
   close(ends[0]);
 }
 
+// One rank is awaited, and another one that can't finish the call is gone.
+void name_others_that_are_lost() {
+  int ends[2];
+  require(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0, "sockets");
+  close(ends[1]);
+  const auto gone = [&](GroupOptions& options) { options.links[2].socket = ends[0]; };
+  for (const bool enters : {false, true}) {
+    World world(3, gone);
+    world.all();
+    if (enters) world.arrive(2);
+    require_verdict(wait_in_vain(world),
+                    "barrier() #2" + place(0, 3) +
+                        " lost rank 2: its process, in another namespace, ended or left the "
+                        "group; it had entered barrier() #" +
+                        (enters ? "2," : "1, not #2,") + " more than T s ago",
+                    ErrorKind::peer_lost, 4);
+  }
+  // It did its part first, so the call is one of the others.
+  World after(3, gone);
+  after.pass(2);
+  const Seen late = wait_in_vain(after);
+  require(late.kind == ErrorKind::timeout && late.ranks == 2, late.text);
+  close(ends[0]);
+}
+
 // A rank that leaves a broken group sends a farewell to those that go on: shrink() reads it.
 void keep_messages() {
   int ends[2];
@@ -364,6 +389,7 @@ int main() {
   pass_over_damaged_entries();
   name_fields();
   name_lost_ranks();
+  name_others_that_are_lost();
   keep_messages();
   hear_farewells();
   leave_calls();
