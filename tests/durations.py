@@ -5,9 +5,8 @@ Decides which file starts first. Left for the end, the longest would run alone. 
 tests stay on one worker of xdist: those of a file, or of a build of the C++ programs.
 
 The first worker begins with the files that compute: compilers, model checkers, and their programs.
-The others begin with those whose ranks wait for each other. Two such files at a time lose more to
-each other than two cores gain. The values of all verbs took 32 s alone, and 253 s beside two other
-workers.
+It has a lower priority, so ranks that wake each other find a CPU. The values of all verbs took 32 s
+alone, and 253 s in a run of three workers of one priority.
 """
 
 import importlib
