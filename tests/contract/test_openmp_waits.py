@@ -20,41 +20,46 @@ KEEPS = {"FASTCOLL_OPENMP_WAITS": "keep"}
 pytestmark = pytest.mark.skipif(CPUS < 2, reason="one CPU: torch has no second thread")
 
 
-def spun_s() -> list[float]:
-    """Return the CPU times that waiting threads took beside this one, which rested; sorted."""
-    time.sleep(0.05)  # for a thread that has just begun or ended
+def spun_s() -> float:
+    """Return the CPU time that waiting threads took beside this one, which rested."""
     square = torch.ones(512, 512)
-    times = []
-    for _ in range(5):
-        torch.mm(square, square)
-        start = time.process_time()
-        time.sleep(0.1)
-        times.append(time.process_time() - start)
-    return sorted(times)
+    torch.mm(square, square)
+    start = time.process_time()
+    time.sleep(0.1)
+    return time.process_time() - start
 
 
-def spun_around_a_group(rank: Rank) -> list[list[float]]:
-    """Return the times before a group is made, while it is there, and after its end."""
+def threads_spin() -> bool:
+    """Look until a thread spins, at most 5 s: on a busy machine it may get no CPU."""
+    time.sleep(0.05)  # for a thread that has just begun or ended
+    return any(spun_s() > SPUN_S for _ in range(50))
+
+
+def threads_rest() -> bool:
+    """Return whether most waits are brief: other threads of the process may run."""
+    time.sleep(0.05)
+    return sorted(spun_s() for _ in range(5))[2] <= SPUN_S
+
+
+def spun_around_a_group(rank: Rank, rests: bool) -> list[bool]:
+    """Return whether threads spun before a group was made, while it was there, and afterwards."""
     torch.set_num_threads(CPUS)
-    before = spun_s()
+    before = threads_spin()
     fastcoll.init(store=rank.store, rank=rank.rank, world_size=rank.world_size)
-    during = spun_s()
+    during = not threads_rest() if rests else threads_spin()
+    fastcoll.barrier()
     fastcoll.destroy()
-    return [before, during, spun_s()]
+    return [before, during, threads_spin()]
 
 
 def spins(ranks: int, env: dict[str, str], rests: bool = True) -> list[list[bool]]:
     """Return, for each rank, whether its threads spun before, during and after a group.
 
-    On a busy machine a thread that spins may get no CPU meanwhile, so its longest time counts. That
-    of threads that should rest during a group is their median, as others of the process may run.
+    rests: They should rest during it.
     """
-    counts = (-1, 2 if rests else -1, -1)  # of five times, sorted
     with closing(Pool(ranks, Setup(init=False, env=env))) as pool:
-        return [
-            [times[which] > SPUN_S for times, which in zip(phases, counts, strict=True)]
-            for phases in pool.run(spun_around_a_group)
-        ]
+        found: list[list[bool]] = pool.run(spun_around_a_group, rests)
+        return found
 
 
 @pytest.fixture(scope="module")
