@@ -91,6 +91,8 @@ class Board:
         # Kept: the connection is shared as long as torch's object for this store is the same one.
         self._shared = _without_prefixes(store)
         self.host: str = getattr(self._shared, "host", "")  # "": it has none, as a file
+        # Whether the store ends with this process. torch tells it nowhere else.
+        self.is_served_here = "server=TCPServer" in repr(self._shared)
         connection = _own_connection(self._shared, self.ANSWER_S if limit_s is None else limit_s)
         self._store = PrefixStore(f"fastcoll/board/{nonce}", connection)
         self._asking = threading.Event()

@@ -47,6 +47,9 @@ _LONG_S = 0.05
 _ROLL_CALL_S = 0.5
 # How long a rank that lost a connection or timed out waits for a better-informed rank's error.
 GRACE_S = 1.0
+# How long the process that serves the store keeps a verdict there: it may end with the error. A
+# waiting rank looks every 0.1 s, and reads the answer at its next look.
+_KEPT_S = 0.5
 # The time from a rank's timeout until its node knows, if the store does not answer. The rank
 # listens, asks for the missing nodes, listens again, and decides the verdict.
 SPEAKING_S = 2 * (GRACE_S + Board.ANSWER_S)
@@ -276,6 +279,8 @@ class Watch:
             told = with_advice(self.attendance.complete(error))
             self.error = found = self._board.decide_verdict(told, self.sequence)
             ignore_errors(lambda: self._node_group.abort(text_of_error(found, _NODE_TEXT)))
+            if self._board.is_served_here:
+                time.sleep(_KEPT_S)
         return self.error
 
     def of_node(self, error: FastcollError, what: str = "") -> FastcollError:
