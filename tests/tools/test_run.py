@@ -271,3 +271,41 @@ def test_ranks_stay_on_their_share(run: Run) -> None:
     found = [set(eval(line[4:])) for line in bound.splitlines()]
     assert not found[0] & found[1]
     assert {line[4:] for line in free.splitlines()} == {str(sorted(os.sched_getaffinity(0)))}
+
+
+# The second word is the limit; more ranks are asked for than it lets start.
+REFUSED = """
+import errno, os, resource, sys
+import fastcoll
+from fastcoll.cli import main
+from fastcoll.ranks.processes import subprocess
+
+how, what = sys.argv[1:3]
+if what == "descriptors":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+else:
+    def refuse(*arguments, **options):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    subprocess.Popen = refuse
+if how == "run":
+    sys.argv = ["fastcoll", "run", "-n", "24", "-m", "this"]
+    main()
+try:
+    fastcoll.launch(os.getpid, ranks=24)
+except fastcoll.DriverError as error:
+    sys.exit(f"error: {error}")
+"""
+
+
+@pytest.mark.parametrize("how", ["run", "launch"])
+@pytest.mark.parametrize(
+    ("what", "hint"),
+    [("descriptors", "raise it with ulimit -n"), ("processes", "look at ulimit -u")],
+)
+def test_who_may_not_start_so_many_ranks_is_told_the_limit(how: str, what: str, hint: str) -> None:
+    command = [sys.executable, "-c", REFUSED, how, what]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in (1, 2), done.stderr
+    said = " ".join(done.stderr.split())
+    assert "error: the 24 ranks can't be started" in said and hint in said, said
+    assert "Traceback" not in done.stderr, done.stderr

@@ -47,6 +47,7 @@ def launch(
             traceback. The other ranks are ended.
         PeerLostError: A rank ended before it returned; `ranks` names it.
         CollectiveTimeout: The limit passed; `ranks` are those that had not returned.
+        DriverError: The system did not let a rank start, as for want of descriptors or processes.
         UsageError: The function or an argument can't be pickled. Or `ranks` or `timeout_s` is out
             of range.
     """

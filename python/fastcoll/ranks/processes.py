@@ -6,6 +6,7 @@ Each rank has a session of its own, so that its children end with it. Knows no p
 """
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
@@ -22,6 +23,8 @@ from typing import IO, Self
 from torch.distributed import TCPStore
 
 from fastcoll import env
+from fastcoll.errors import DriverError
+from fastcoll.native import _C
 from fastcoll.ranks.output import Lines, Sink
 from fastcoll.ranks.shares import Share, share_cpus
 
@@ -102,10 +105,21 @@ class Ranks:
             self._store, port = _serve_store()
             for rank, share in enumerate(share_cpus(self._program.world_size)):
                 self._start(rank, share, port)
+        except OSError as error:
+            self._close()
+            raise self._refused(error) from error
         except BaseException:
             self._close()
             raise
         return self
+
+    def _refused(self, error: OSError) -> DriverError:
+        """Return the error of a rank that the system did not let start; it names the limit."""
+        ranks = self._program.world_size
+        is_full = error.errno == errno.EAGAIN  # fork knows more limits than one
+        where = " (look at ulimit -u and at pids.max of the control group)" if is_full else ""
+        why = f"{error}{where or _C.limit_behind(error.errno or 0)}"
+        return DriverError(f"the {ranks} ranks can't be started: {why}; fewer ranks need less")
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         is_ctrl_c = kind is not None and issubclass(kind, KeyboardInterrupt)
