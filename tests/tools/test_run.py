@@ -283,6 +283,9 @@ from fastcoll.ranks.processes import subprocess
 how, what = sys.argv[1:3]
 if what == "descriptors":
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+elif what == "a store's descriptors":
+    number = os.dup(0)  # the next one that is free
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number + 7, number + 7))
 else:
     def refuse(*arguments, **options):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -300,7 +303,11 @@ except fastcoll.DriverError as error:
 @pytest.mark.parametrize("how", ["run", "launch"])
 @pytest.mark.parametrize(
     ("what", "hint"),
-    [("descriptors", "raise it with ulimit -n"), ("processes", "look at ulimit -u")],
+    [
+        ("descriptors", "raise it with ulimit -n"),
+        ("a store's descriptors", "raise it with ulimit -n"),
+        ("processes", "look at ulimit -u"),
+    ],
 )
 def test_who_may_not_start_so_many_ranks_is_told_the_limit(how: str, what: str, hint: str) -> None:
     command = [sys.executable, "-c", REFUSED, how, what]

@@ -33,6 +33,8 @@ GRACE_S = 3.0
 # How often it is looked whether a rank has ended, whose output may not say so.
 _LOOK_S = 0.2
 _READ_BYTES = 1 << 16
+# Torch's store takes them. Without them its client tries for five minutes, or the process aborts.
+_STORE_DESCRIPTORS = 12
 _SHIM = str(Path(__file__).with_name("shim.py"))
 _SIGNALS = {one.value: one.name for one in signal.Signals}
 
@@ -285,6 +287,9 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 def _serve_store() -> tuple[TCPStore, int]:
     """Return the store in which the ranks meet, which this machine alone can reach; its port."""
+    with contextlib.ExitStack() as spare:
+        for _ in range(_STORE_DESCRIPTORS):
+            spare.enter_context(Path(os.devnull).open())
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     port = listener.getsockname()[1]
     store = TCPStore(
