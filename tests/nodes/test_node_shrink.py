@@ -13,7 +13,7 @@ import torch
 from torch.distributed import HashStore, Store
 
 import fastcoll
-from fastcoll.bootstrap.node_map import NodeMap
+from fastcoll.bootstrap.node_map import NodeMap, Seat
 from fastcoll.nodes.survivors import Survivors, _Nodes
 from fastcoll.nodes.verdict.board import Board
 from tests.support.harness import DEADLINE_S, Pool, Rank, Setup, attempt
@@ -120,6 +120,15 @@ def test_nodes_that_come_all_go_on() -> None:
     assert first.ranks == [1, 2, 3]
     assert all(other == first for other in others)
     assert first.node_map(MAP) == NodeMap(((0,), (1,), (2,)), ("a", "b", "c"), ("a", "b", "c"))
+
+
+@pytest.mark.parametrize(("store_rank", "after"), [(None, None), (0, None), (2, 1)])
+def test_a_seat_after_a_shrink_knows_who_serves_the_store(
+    store_rank: int | None, after: int | None
+) -> None:
+    survivors = Survivors([1, 2, 3], "new")
+    seat = survivors.seat(Seat(MAP, 3, "old", store_rank))
+    assert seat == Seat(survivors.node_map(MAP), 2, "new", after)
 
 
 def test_a_node_that_does_not_come_is_waited_for_to_the_limit() -> None:

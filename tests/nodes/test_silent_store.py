@@ -91,7 +91,7 @@ class Silent(HashStore):
 
 board._own_connection = lambda *_: Silent()
 board.PrefixStore = lambda _, store: store
-board._without_prefixes = lambda store: store
+board.without_prefixes = lambda store: store
 asked = board.Board(HashStore(), "nonce")
 asked.verdict()
 print(asked.read("key", 0.1), asked.missing(["at/0", "at/1"], 1))
@@ -135,6 +135,40 @@ def test_the_board_asks_for_all_nodes_together(
             board.say(f"at/{node}", "6" if node == 10 else "7", LATE_S)
     assert board.missing([f"at/{node}" for node in range(64)], 7) == sorted([10, *absent])
     assert store.asked <= most
+
+
+def test_a_silent_store_is_not_waited_for_and_gets_its_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its process may be stopped. It may also be slow, and then another node needs the verdict."""
+    goes_on = threading.Event()
+
+    class Stopped(HashStore):
+        def check(self, keys: list[str]) -> bool:
+            goes_on.wait()
+            return super().check(keys)
+
+        def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+            goes_on.wait()
+            return super().compare_set(key, expected, desired)
+
+    made = Stopped()
+    monkeypatch.setattr("fastcoll.nodes.verdict.board._own_connection", lambda *_: made)
+    board = Board(HashStore(), "nonce")
+    monkeypatch.setattr(board, "_store", made)
+    monkeypatch.setattr(board, "ANSWER_S", 0.2)
+    assert board.verdict() is None
+    assert not board.is_silent
+    while not board.is_silent:
+        time.sleep(0.01)
+    monkeypatch.setattr(board, "ANSWER_S", 1e9)  # to wait this long would end the test
+    monkeypatch.setattr(board, "_asked_at", -1e9)
+    error = CollectiveTimeout("late", [1])
+    assert board.decide_verdict(error) is error
+    goes_on.set()
+    while board.is_silent or board.verdict() is None:
+        time.sleep(0.01)
+    assert str(board.verdict()) == "late"
 
 
 def test_a_forked_child_may_ask() -> None:

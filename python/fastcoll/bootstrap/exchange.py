@@ -36,6 +36,13 @@ _LAST_S = 0.5  # for the store to answer a question at the end of the limit
 T = TypeVar("T")
 
 
+def without_prefixes(store: Store) -> Store:
+    """Return the store that others stand for a part of."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
 class Exchange(ABC):
     """A way to send facts to all other ranks."""
 
@@ -44,6 +51,11 @@ class Exchange(ABC):
     # A store that all ranks can reach; None where all are on one node anyway.
     store: Store | None = None
     node_map: NodeMap | None = None  # of the group that exchanges facts, if it has several nodes
+
+    @property
+    def serves_store(self) -> bool:
+        """Whether the store ends with this process; torch tells it in its representation alone."""
+        return self.store is not None and "server=TCPServer" in repr(without_prefixes(self.store))
 
     @abstractmethod
     def gather(self, facts: Facts, deadline: Deadline) -> list[Facts]:

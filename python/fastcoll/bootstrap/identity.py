@@ -79,6 +79,7 @@ class Hello:
     token: str  # the secret that a peer must send to be accepted
     ranks: list[int]  # ranks of the parent group that the new group is made of, for a subgroup
     tuning: str = ""  # digest of its tuning table, or nothing
+    serves_store: bool = False  # whether the store of the group ends with this process
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can carry them."""
@@ -103,7 +104,12 @@ def machine() -> str:
 
 
 def describe_rank(
-    address: str, token: str, terms: Terms, ranks: Sequence[int] = (), tuning: str = ""
+    address: str,
+    token: str,
+    terms: Terms,
+    ranks: Sequence[int] = (),
+    tuning: str = "",
+    serves_store: bool = False,
 ) -> Hello:
     """Return this process's introduction."""
     here = machine()
@@ -123,6 +129,7 @@ def describe_rank(
         token=token,
         ranks=list(ranks),
         tuning=tuning,
+        serves_store=serves_store,
     )
 
 

@@ -91,7 +91,9 @@ def join(
     with ExitStack() as at_end:
         try:
             listener = at_end.enter_context(closing(Listener()))
-            hello = describe_rank(listener.address, listener.token, terms, members, tuning)
+            hello = describe_rank(
+                listener.address, listener.token, terms, members, tuning, exchange.serves_store
+            )
         except REFUSALS as error:
             exchange.gather(refusal_to_join(error), deadline)  # the others wait for an introduction
             raise
@@ -104,7 +106,10 @@ def join(
         node, local_rank = node_map.places[rank]
         there = [ranks[peer] for peer in node_map.nodes[node]]
         here = [hellos[peer] for peer in there]
-        seat = Seat(node_map, rank, hellos[ranks[0]].token) if node_map.num_nodes > 1 else None
+        seat = None
+        if node_map.num_nodes > 1:
+            serves = [number for number, one in enumerate(ranks) if hellos[one].serves_store]
+            seat = Seat(node_map, rank, hellos[ranks[0]].token, serves[0] if serves else None)
         try:
             mesh = listener.connect(local_rank, here, deadline, _ExchangeChannel(exchange, there))
         except BaseException as error:

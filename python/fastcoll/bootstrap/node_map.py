@@ -70,6 +70,7 @@ class Seat:
     node_map: NodeMap
     rank: int
     nonce: str  # a text that no other group has, the same on all ranks
+    store_rank: int | None = None  # the rank whose process serves the store, if one does
 
 
 def _ranks(ranks: Sequence[int]) -> str:

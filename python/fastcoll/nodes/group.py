@@ -93,7 +93,7 @@ class HierarchicalCommunicator(BaseGroup):
     ) -> None:
         if store is None:
             raise UsageError("a group over several nodes needs a store that all ranks can reach")
-        self.node_map = seat.node_map
+        self._seat, self.node_map = seat, seat.node_map
         self._name = name
         self._rank = rank = seat.rank
         self._settings = settings
@@ -354,13 +354,13 @@ class HierarchicalCommunicator(BaseGroup):
         error = self._watch.error
         lost = error.ranks if isinstance(error, CollectiveTimeout | PeerLostError) else ()
         found = agree(self._board, self.node_map, self.rank, node_group, lost, limit_s)
-        node_map = found.node_map(self.node_map)
-        if node_map.num_nodes == 1:
+        seat = found.seat(self._seat)
+        if seat.node_map.num_nodes == 1:
             return node_group
         group = HierarchicalCommunicator(
             self._name_after_shrink(),
             self._settings.made_within(limit_s),
-            Seat(node_map, found.ranks.index(self.rank), found.nonce),
+            seat,
             node_group,
             self._store,
         )

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from fastcoll.bootstrap.deadline import running_s
-from fastcoll.bootstrap.node_map import NodeMap
+from fastcoll.bootstrap.node_map import NodeMap, Seat
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.tensors import Call
 from fastcoll.errors import CollectiveTimeout, PeerLostError
@@ -50,6 +50,13 @@ class Survivors:
             for ranks, host, name in zip(before.nodes, before.hosts, before.ids, strict=True)
         ]
         return NodeMap(*zip(*sorted(row for row in rows if row[0]), strict=True))
+
+    def seat(self, before: Seat) -> Seat:
+        """Return the new place of the rank that had `before`."""
+        new_ranks = {rank: number for number, rank in enumerate(self.ranks)}
+        store_rank = None if before.store_rank is None else new_ranks.get(before.store_rank)
+        node_map = self.node_map(before.node_map)
+        return Seat(node_map, new_ranks[before.rank], self.nonce, store_rank)
 
 
 def report_node(board: Board, node: int) -> None:

@@ -10,6 +10,7 @@ know a verdict's reason.
 import json
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,6 +18,7 @@ from typing import TypeVar
 from torch.distributed import DistNetworkError, PrefixStore, Store
 
 from fastcoll.bootstrap.blocking_calls import ask, in_background
+from fastcoll.bootstrap.exchange import without_prefixes
 from fastcoll.errors import (
     AbortedError,
     CollectiveTimeout,
@@ -28,6 +30,8 @@ from fastcoll.errors import (
 
 T = TypeVar("T")
 _KINDS = {kind.__name__: kind for kind in (AbortedError, CollectiveTimeout, PeerLostError)}
+# The time for an answer of a store that has been silent: it gets the question, if it lives.
+_SILENT_S = 0.1
 # The own connection of the boards of each store; gone with its last board.
 _connections: "weakref.WeakKeyDictionary[Store, Store]" = weakref.WeakKeyDictionary()
 _lock: threading.RLock
@@ -41,12 +45,6 @@ def _forget_lock() -> None:
 
 _forget_lock()
 os.register_at_fork(after_in_child=_forget_lock)
-
-
-def _without_prefixes(store: Store) -> Store:
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return store
 
 
 def _own_connection(store: Store, limit_s: float) -> Store:
@@ -89,13 +87,12 @@ class Board:
             CollectiveTimeout: It does not answer.
         """
         # Kept: the connection is shared as long as torch's object for this store is the same one.
-        self._shared = _without_prefixes(store)
+        self._shared = without_prefixes(store)
         self.host: str = getattr(self._shared, "host", "")  # "": it has none, as a file
-        # Whether the store ends with this process. torch tells it nowhere else.
-        self.is_served_here = "server=TCPServer" in repr(self._shared)
         connection = _own_connection(self._shared, self.ANSWER_S if limit_s is None else limit_s)
         self._store = PrefixStore(f"fastcoll/board/{nonce}", connection)
         self._asking = threading.Event()
+        self._asked_at = 0.0
         self._is_lost = False  # torch never connects again, and prints a stack at each attempt
         self._verdict: FastcollError | None = None
         self.verdict_sequence = 0  # the call in which the verdict was found
@@ -143,12 +140,26 @@ class Board:
 
         return self._ask(look) or []
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the store is lost, or has not told for a while whether there is a verdict."""
+        hangs = self._asking.is_set() and time.monotonic() > self._asked_at + self.ANSWER_S
+        return self._is_lost or hangs
+
     def verdict(self) -> FastcollError | None:
         """Return the verdict as far as it is known. Reads the store in the background."""
         if self._verdict is None and not self._asking.is_set():
+            self._asked_at = time.monotonic()
             self._asking.set()
             _run_beside(self._look)
         return self._verdict
+
+    def take_verdict(self, text: str) -> None:
+        """Take a verdict as it stands in the store, "" if there is none, from elsewhere."""
+        number, _, error = text.partition(" ")
+        if number.isdecimal() and (verdict := error_from_text(error)):
+            self.verdict_sequence = int(number)
+            self._verdict = verdict
 
     def arrive(self, node: int, sequence: int) -> None:
         """Write, in the background, that a node waits for the others in a call."""
@@ -189,9 +200,7 @@ class Board:
     def _look(self) -> None:
         def get() -> None:
             if self._store.check(["verdict"]):
-                sequence, text = self._store.get("verdict").decode().split(" ", 1)
-                self.verdict_sequence = int(sequence)
-                self._verdict = error_from_text(text)
+                self.take_verdict(self._store.get("verdict").decode())
 
         try:
             self._ignore_errors(get)
@@ -201,8 +210,9 @@ class Board:
     def _ask(self, question: Callable[[], T], limit_s: float | None = None) -> T | None:
         if self._is_lost:
             return None
+        limit_s = self.ANSWER_S if limit_s is None else limit_s
         try:
-            return ask(question, self.ANSWER_S if limit_s is None else limit_s)
+            return ask(question, min(limit_s, _SILENT_S) if self.is_silent else limit_s)
         except (RuntimeError, TimeoutError) as error:  # the store is gone, and its answer with it
             self._is_lost |= isinstance(error, DistNetworkError)
             return None

@@ -2,14 +2,15 @@
 """Doors: ports by which ranks of other nodes see that a rank lives, or is gone.
 
 A rank that computes has no thread to answer. So its kernel does: a port takes connections while its
-process lives, and refuses them from then on. Nothing is sent there. Decides the address of a door,
-and what an open connection, a refusal and no answer say. Must not know who asks (lookout.py,
-machines.py).
+process lives, and refuses them from then on. A rank sends something there only if the store is
+silent: its group's verdict (fallback.py). Decides the address of a door, and what an open
+connection, a refusal and no answer say. Must not know who asks (lookout.py, machines.py).
 """
 
 import ipaddress
 import json
 import os
+import select
 import socket
 import threading
 import weakref
@@ -27,6 +28,7 @@ _ANSWER_S = 0.3
 PROBES = 5, 5, 3
 # Connections that wait at a door, which its rank clears now and then. Full, it answers nothing.
 _BACKLOG = 1024
+_PART_BYTES = 1 << 16
 # Addresses of no host, which are routed as any host's: they tell this host's own address.
 _ANYWHERE = "192.0.2.1", "2001:db8::1"
 _doors: "weakref.WeakSet[Door]" = weakref.WeakSet()
@@ -93,6 +95,19 @@ class Door:
             while self._socket is not None:
                 self._socket.accept()[0].close()
 
+    def tell(self, text: str) -> None:
+        """Send a text to each rank that connects, in the background, until the door is closed."""
+
+        def run() -> None:
+            with suppress(OSError):  # closed
+                while self._socket is not None:
+                    select.select([self._socket], [], [], _ANSWER_S)
+                    with suppress(BlockingIOError):
+                        _send(self._socket.accept()[0], text)
+
+        with suppress(FastcollError):
+            in_background(run)
+
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
@@ -105,6 +120,12 @@ class Door:
         """Close a forked child's copy, which would answer for its parent."""
         self._lock = threading.RLock()  # a thread that the child has not may hold its parent's
         self.close()
+
+
+def _send(connection: socket.socket, text: str) -> None:
+    with suppress(OSError), connection:  # who came may have left
+        connection.settimeout(_ANSWER_S)
+        connection.sendall(text.encode())
 
 
 def _close_inherited() -> None:
@@ -124,6 +145,17 @@ def find_place(board: Board, rank: int, own: Door) -> tuple[str, int] | None:
     if ipaddress.ip_address(address).is_loopback and is_of != own.machine:
         return None
     return address, port
+
+
+def hear(place: tuple[str, int], limit_s: float) -> str:
+    """Return the text that a rank tells at its door, or "" if it tells none in time."""
+    parts = []
+    with suppress(OSError), socket.create_connection(place, _ANSWER_S) as connection:
+        connection.settimeout(limit_s)
+        while part := connection.recv(_PART_BYTES):
+            parts.append(part)
+        return b"".join(parts).decode(errors="replace")
+    return ""
 
 
 class Line:

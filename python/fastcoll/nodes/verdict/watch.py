@@ -38,6 +38,7 @@ from fastcoll.nodes.verdict.attendance import Attendance
 from fastcoll.nodes.verdict.backoff import LOOK_EVERY_S, wait_until
 from fastcoll.nodes.verdict.board import Board, error_from_text, text_of_error
 from fastcoll.nodes.verdict.doors import Door
+from fastcoll.nodes.verdict.fallback import Fallback
 from fastcoll.nodes.verdict.machines import Machines
 
 # A wait this long says so on the board, and looks there for a verdict. That is rare enough for a
@@ -47,8 +48,8 @@ _LONG_S = 0.05
 _ROLL_CALL_S = 0.5
 # How long a rank that lost a connection or timed out waits for a better-informed rank's error.
 GRACE_S = 1.0
-# How long the process that serves the store keeps a verdict there: it may end with the error. A
-# waiting rank looks every 0.1 s, and reads the answer at its next look.
+# How long the process that serves the store, or a witness, keeps a verdict: it may end with the
+# error. A waiting rank looks every 0.1 s, and reads the answer at its next look.
 _KEPT_S = 0.5
 # The time from a rank's timeout until its node knows, if the store does not answer. The rank
 # listens, asks for the missing nodes, listens again, and decides the verdict.
@@ -77,6 +78,8 @@ class Watch:
         self._node_group = node_group
         self._board = board
         self._machines = Machines(seat, board, door)
+        self._fallback = Fallback(seat, board, door)
+        self._serves_store = seat.rank == seat.store_rank
         self.attendance = Attendance(board, seat.rank, len(seat.node_map.places))
         self._process = os.getpid()
         self._next_look = 0.0
@@ -200,11 +203,16 @@ class Watch:
         if self.error:
             return self.error
         ignore_errors(self._tell_gone)  # a group that is closed has no peers
-        verdict = self._board.verdict() or self._lost_machines()
+        verdict = self._find_verdict() or self._lost_machines()
         if verdict is None or self._board.verdict_sequence <= self.sequence:
             return verdict
         self._moment = self._moment or Deadline(GRACE_S)
         return verdict if self._moment.passed() else None
+
+    def _find_verdict(self) -> FastcollError | None:
+        if self._board.is_silent:
+            self._fallback.ask()
+        return self._board.verdict()
 
     def _lost_machines(self) -> FastcollError | None:
         nodes = self._machines.lost_nodes()
@@ -228,12 +236,13 @@ class Watch:
     def close(self) -> None:
         """Look at no other machine any more."""
         self._machines.close()
+        self._fallback.close()
 
     def await_verdict(self) -> FastcollError | None:
         """Wait a moment for the verdict of a better-informed rank."""
         grace = Deadline(GRACE_S)
         while not grace.passed():
-            if verdict := self._board.verdict():
+            if verdict := self._find_verdict():
                 return verdict
             time.sleep(0.02)
         return None
@@ -279,7 +288,8 @@ class Watch:
             told = with_advice(self.attendance.complete(error))
             self.error = found = self._board.decide_verdict(told, self.sequence)
             ignore_errors(lambda: self._node_group.abort(text_of_error(found, _NODE_TEXT)))
-            if self._board.is_served_here:
+            is_silent = self._board.is_silent
+            if self._serves_store or (is_silent and self._fallback.tell(found, self.sequence)):
                 time.sleep(_KEPT_S)
         return self.error
 
