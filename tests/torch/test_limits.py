@@ -140,3 +140,45 @@ def test_a_senseless_limit_is_refused(backend_pools: Pools) -> None:
     for seen in backend_pools(2).run(on_backend, "fastcoll", senseless):
         assert seen[0] == "UsageError"
         assert seen[1] != ""
+
+
+def monitored(rank: Rank) -> dict[str, list[str]]:
+    """Both ranks call, so only a limit that is refused can end the call with an error."""
+    del rank
+    dist.new_group(timeout=timedelta.max)  # overflows in torch
+    group: Any = dist.new_group(timeout=LONG)
+    limits = {"-1 s": -1.0, "-1 ms": -1e-3, "-0.4 ms": -4e-4, "0": 0.0}
+    kinds = {
+        text: [
+            attempt(dist.monitored_barrier, group, given).kind
+            for given in (limit, timedelta(seconds=limit))
+        ]
+        for text, limit in limits.items()
+    }
+    kinds["of the group"] = [attempt(group.monitored_barrier, timedelta(seconds=-1)).kind]
+    dist.monitored_barrier(group, timedelta.max)
+    return kinds
+
+
+def test_odd_limits_of_a_monitored_barrier(backend_pools: Pools) -> None:
+    """A negative one meant no limit to a compiled group, and timedelta.max made no group."""
+    refused = dict.fromkeys(["-1 s", "-1 ms", "-0.4 ms"], ["UsageError"] * 2)
+    expected = {**refused, "0": ["CollectiveTimeout"] * 2, "of the group": ["UsageError"]}
+    assert backend_pools(2).run(on_backend, "fastcoll", monitored) == [expected] * 2
+
+
+def too_short(rank: Rank) -> str | None:
+    """Rank 1 stays away from a call whose limit is less than a millisecond."""
+    group: Any = dist.new_group(timeout=LONG)
+    found = None
+    if rank.rank == 0:
+        found = attempt(dist.monitored_barrier, group, timedelta(microseconds=900)).text
+        rank.tell("too short")
+    rank.wait_for("too short")
+    return found
+
+
+def test_a_limit_below_a_millisecond_waits(backend_pools: Pools) -> None:
+    """C++ cut it to 0, and the error named no rank."""
+    found = backend_pools(2).run(on_backend, "fastcoll", too_short)[0]
+    assert "Rank 1 failed to pass monitoredBarrier in 1 ms" in found

@@ -243,7 +243,7 @@ class FastcollBackend final : public Runner {
     return in_python({kAllgatherCoalesced, opts, inputs, {}}, outputs, inputs, opts);
   }
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override {
-    const bool has_limit = opts.timeout >= kNoTimeout;
+    const bool has_limit = opts.timeout != c10d::kUnsetTimeout;  // Python refuses a negative one
     python("monitored_barrier", has_limit ? std::optional(opts.timeout) : std::nullopt,
            wait_all_ranks);
   }

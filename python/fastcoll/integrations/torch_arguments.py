@@ -7,10 +7,12 @@ options' values: torch's short forms. Decides the meaning of either. Must not kn
 
 from collections.abc import Sequence
 from datetime import timedelta
+from math import ceil
 from typing import Any
 
 import torch
 
+from fastcoll.calls.limits import MOST_S, call_limit_s, seconds
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.types import REDUCE_OPS, OpLike, ReduceOp
 
@@ -18,6 +20,28 @@ Tensors = Sequence[torch.Tensor]
 Lists = Sequence[Sequence[torch.Tensor]]
 One = Tensors | torch.Tensor  # a list of one tensor, or the tensor itself
 Limit = timedelta | None
+
+
+# Beyond 292 000 years torch's microseconds overflow: timedelta.max comes from it as -5.8e12 s.
+_OVERFLOWN_S = -1e9
+
+
+def limit_by_torch(timeout: timedelta) -> float:
+    """Return a group's limit in seconds, as torch hands it on; the longest of timedelta.max."""
+    limit_s = timeout.total_seconds()
+    return MOST_S if limit_s < _OVERFLOWN_S else limit_s
+
+
+def whole_milliseconds(timeout: timedelta | float) -> timedelta:
+    """Return a limit that torch's C++, which cuts it to milliseconds, takes as it is.
+
+    Cut, 0.9 ms would be 0, which is refused, and -1 ms would be no limit at all.
+
+    Raises:
+        UsageError: It is negative, or no number of seconds. 0 is Gloo's, and stays 0.
+    """
+    limit_s = 0.0 if seconds(timeout) == 0 else call_limit_s(timeout)
+    return timedelta(milliseconds=ceil(limit_s * 1e3))
 
 
 def op_of(opts: Any) -> OpLike:

@@ -40,6 +40,7 @@ from fastcoll.api.groups import adopt, existing_communicator
 from fastcoll.calls.group import BaseGroup
 from fastcoll.group.communicator import Communicator
 from fastcoll.integrations import c10d_build
+from fastcoll.integrations.torch_arguments import limit_by_torch, whole_milliseconds
 from fastcoll.integrations.torch_base import NAME, BaseProcessGroup, connect_ranks
 from fastcoll.integrations.torch_functional import serve_python_groups
 from fastcoll.integrations.torch_group import FastcollProcessGroup
@@ -64,7 +65,7 @@ def _make(opts: Any, pg_options: object) -> FastcollProcessGroup | dist.Backend:
     """Make the group that torch asks for; called on its members. Collective."""
     del pg_options
     if (made := prepared.pop(opts.group_id, None)) is None:
-        rank, world_size, limit_s = opts.group_rank, opts.group_size, opts.timeout.total_seconds()
+        rank, world_size, limit_s = opts.group_rank, opts.group_size, limit_by_torch(opts.timeout)
         comm = connect_ranks(opts.store, rank, world_size, limit_s, opts.group_id)
         made = Prepared(comm, find_compiled(comm, limit_s))
     backend = _serve(opts.store, made, opts.global_ranks_in_group)
@@ -222,7 +223,8 @@ def _extend_monitored_barrier() -> None:
     ) -> None:
         ours = dist.group.WORLD if group is None else group
         if isinstance(ours, ProcessGroup) and dist.get_backend(ours) == NAME:
-            ours.monitored_barrier(timeout, wait_all_ranks)  # type: ignore[attr-defined]
+            limit = timeout if timeout is None else whole_milliseconds(timeout)
+            ours.monitored_barrier(limit, wait_all_ranks)  # type: ignore[attr-defined]
         else:
             torchs(group, timeout, wait_all_ranks)
 
