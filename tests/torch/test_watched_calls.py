@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from fastcoll.integrations import torch_backend
 from tests.support.backends import COMPILE_S, TorchGroup, on_backend
-from tests.support.harness import Pool, Rank, Setup
+from tests.support.harness import Pool, Rank, Setup, attempt
 from tests.support.verb_calls import VERB_CALLS
 
 Pools = Callable[[int], Pool]
@@ -287,6 +287,35 @@ def own_calls(rank: Rank) -> dict[str, list[str]]:
 def test_own_calls_are_not_seen(pools: Pools, clusters: Callable[[str], Pool], nodes: str) -> None:
     pool = clusters(nodes) if "b" in nodes else pools(len(nodes))
     assert pool.run(own_calls) == [{}] * len(nodes)
+
+
+def traced(rank: Rank) -> tuple[list[str], list[float]]:
+    """Trace functions that make calls, known ones and others, and return the errors."""
+
+    def one(given: torch.Tensor) -> torch.Tensor:
+        result = given * 2
+        dist.all_reduce(result)
+        return result
+
+    def parts(given: torch.Tensor) -> torch.Tensor:
+        outputs = [torch.empty(3) for _ in range(rank.world_size)]
+        dist.all_gather(outputs, given)
+        return outputs[0]
+
+    one(torch.ones(3))
+    found = [attempt(torch.jit.trace, function, torch.ones(3)).kind for function in (one, parts)]
+    after: list[float] = one(torch.ones(3)).tolist()
+    return found, after
+
+
+@pytest.mark.parametrize("nodes", ["aa", pytest.param("ab", marks=pytest.mark.long)])
+def test_a_trace_by_jit_refuses_calls(
+    backend_pools: Pools, clusters: Callable[[str], Pool], nodes: str
+) -> None:
+    """As Gloo's; what was traced left out the calls of groups in Python, without a word."""
+    pool = clusters(nodes) if "b" in nodes else backend_pools(len(nodes))
+    expected = (["RuntimeError"] * 2, [2.0 * len(nodes)] * 3)
+    assert pool.run(on_backend, "fastcoll", traced) == [expected] * len(nodes)
 
 
 def test_a_torch_that_sets_no_sequence_number_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ try:
         TensorBase,
         _dispatch_keys,
         _get_dispatch_mode,
+        _get_tracing_state,
         _len_torch_dispatch_stack,
         _pop_torch_dispatch_stack,
         _push_on_torch_dispatch_stack,
@@ -49,9 +50,14 @@ def is_watched(args: Sequence[Any]) -> bool:
     """Return whether a call is to be seen as its operator: by a mode, or for a tensor in `args`.
 
     A tensor of a class is for that class to see. Calls of meta tensors are for torch, which moves
-    nothing.
+    nothing. torch.jit.trace refuses these operators. Without them it would not learn of the call,
+    and what it traced would leave the call out.
     """
-    return _CAN_BE_WATCHED and (_len_torch_dispatch_stack() > 0 or _has_any(args, _needs_dispatch))
+    return _CAN_BE_WATCHED and (
+        _len_torch_dispatch_stack() > 0
+        or _get_tracing_state() is not None
+        or _has_any(args, _needs_dispatch)
+    )
 
 
 def _has_any(given: Sequence[Any], has: Callable[[Any], bool]) -> bool:
