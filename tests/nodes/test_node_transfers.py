@@ -4,6 +4,7 @@
 import gc
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -138,6 +139,41 @@ def test_a_dead_rank_of_another_lane_is_named_soon(
         assert (found.kind, found.ranks) == ("PeerLostError", (3,)), found
         assert f"{verb} {'to' if verb == 'send' else 'from'} rank 3 with tag 0" in found.text
         assert found.seconds < LATE_S
+
+
+LONG = 100_000_000  # elements: more than the sockets hold, by far
+
+
+def in_the_middle(rank: Rank, verb: str, peer: int) -> Attempt | None:
+    """Rank 0 and a peer are in a message, in whose middle the peer is killed by the receiver."""
+    pid = torch.tensor([os.getpid()])
+    rank.comm.broadcast(pid, peer)
+    if rank.rank not in (0, peer):
+        return None
+    receives = (verb == "recv") == (rank.rank == 0)
+    tensor = (torch.zeros if receives else torch.ones)(LONG)
+
+    def kill() -> None:
+        while tensor[0] == 0:
+            pass
+        os.kill(int(pid), signal.SIGKILL)
+
+    if receives:
+        threading.Thread(target=kill, daemon=True).start()
+    move = rank.comm.recv if receives else rank.comm.send
+    return attempt(move, tensor, peer - rank.rank)
+
+
+@pytest.mark.parametrize(("nodes", "peer"), [("ab", 1), ("aab", 2), ("abb", 2)])
+@pytest.mark.parametrize("verb", ["recv", "send"])
+def test_a_rank_that_dies_in_the_middle_of_a_message_is_named_soon(
+    fresh_pool: FreshPool, verb: str, nodes: str, peer: int
+) -> None:
+    """Gloo does not tell the transfer in whose middle a connection breaks."""
+    pool = fresh_pool(len(nodes), Setup(nodes=nodes, timeout_s=3 * LATE_S))
+    found = pool.outcomes(in_the_middle, verb, peer)[0].value
+    assert (found.kind, found.ranks) == ("PeerLostError", (peer,)), found
+    assert found.seconds < 2 * LATE_S, found
 
 
 def test_a_receive_from_any_rank_ends_when_all_others_are_dead(fresh_pool: FreshPool) -> None:

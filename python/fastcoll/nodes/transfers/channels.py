@@ -304,11 +304,17 @@ class Channel(InOrder):
                 ends.sending.add(self)
         return self._carrier
 
-    def _look(self, lookout: Lookout) -> None:
-        """Check a wait for the peer while no connection tells whether it is gone."""
+    def _look(self, lookout: Lookout, transfer: Started | None = None) -> None:
+        """Check a wait for the peer, which no connection may tell to be gone.
+
+        Gloo does not tell the transfer whose bytes were in flight when a connection broke. The
+        last bytes of a peer that has left may be in flight, too: they have a moment to come.
+        """
         self._check()
         if lookout.are_gone([self.peer]):
-            raise lookout.error(self._name(), [self.peer])
+            error = lookout.error(self._name(), [self.peer])
+            if transfer is None or not transfer.is_completed():
+                raise error
 
     def _connected(self, store: PollingStore, deadline: Deadline) -> Carrier:
         try:
@@ -345,8 +351,10 @@ class Channel(InOrder):
 
     def _wait(self, transfers: Sequence[Started], deadline: Deadline) -> None:
         for transfer in transfers:
-            if not wait_until(transfer.is_completed, self._check, deadline):
-                raise self._late(deadline)
+            with self._ends.lookout() as lookout:
+                look = partial(self._look, lookout, transfer)
+                if not wait_until(transfer.is_completed, look, deadline):
+                    raise self._late(deadline)
             try:
                 transfer.wait()
             except RuntimeError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The look of a long wait at ranks of other nodes with which it shares no connection.
+"""The look of a long wait at ranks of other nodes, of which no connection may tell enough.
 
 Decides when a rank counts as gone, by its door (doors.py), a broken lane, or what its node says.
 Must not know what the wait is for.
@@ -38,6 +38,8 @@ class Lookout:
         self._reachable: set[int] = set()  # nodes of which a door has answered
 
     def __enter__(self) -> "Lookout":
+        # Each long wait for this rank leaves a connection there, and ends by what this rank does.
+        self._door.clear()
         return self
 
     def __exit__(self, *_: object) -> None:
