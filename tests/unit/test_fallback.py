@@ -77,6 +77,16 @@ def test_every_rank_that_comes_is_told(join: Callable[..., Rank]) -> None:
     assert told == told[:1] * 5
 
 
+def test_a_closed_door_ends_the_telling(
+    join: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    witness = join(1)
+    wait_for(lambda: witness.board.read("door/1"))
+    witness.door.close()
+    monkeypatch.setattr("fastcoll.nodes.verdict.doors.in_background", lambda task: task())
+    witness.door.tell("text")
+
+
 def test_another_group_at_the_same_port_is_not_believed(join: Callable[..., Rank]) -> None:
     asks, witness, _ = join(4), join(1, "another"), join(2)
     wait_for(lambda: len(asks.fallback._places) == 2)

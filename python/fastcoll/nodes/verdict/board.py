@@ -75,7 +75,7 @@ class Board:
     """The store as the group uses it after its making.
 
     `nonce` is a text that no other group has: so the prefixes of `store` are not needed. Limits are
-    in seconds; None is `ANSWER_S`.
+    in seconds; None is `ANSWER_S`, or less while the store is silent.
     """
 
     ANSWER_S = 1.0
@@ -210,9 +210,10 @@ class Board:
     def _ask(self, question: Callable[[], T], limit_s: float | None = None) -> T | None:
         if self._is_lost:
             return None
-        limit_s = self.ANSWER_S if limit_s is None else limit_s
+        if limit_s is None:
+            limit_s = _SILENT_S if self.is_silent else self.ANSWER_S
         try:
-            return ask(question, min(limit_s, _SILENT_S) if self.is_silent else limit_s)
+            return ask(question, limit_s)
         except (RuntimeError, TimeoutError) as error:  # the store is gone, and its answer with it
             self._is_lost |= isinstance(error, DistNetworkError)
             return None

@@ -99,7 +99,7 @@ class Door:
         """Send a text to each rank that connects, in the background, until the door is closed."""
 
         def run() -> None:
-            with suppress(OSError):  # closed
+            with suppress(OSError, ValueError):  # closed
                 while self._socket is not None:
                     select.select([self._socket], [], [], _ANSWER_S)
                     with suppress(BlockingIOError):
