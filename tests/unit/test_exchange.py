@@ -69,6 +69,31 @@ def test_a_rank_that_died_behind_its_introduction_is_named() -> None:
     assert caught.value.ranks == (1,)
 
 
+def give_up(store: Store, rank: int, world_size: int) -> CollectiveTimeout:
+    with pytest.raises(CollectiveTimeout) as caught:
+        StoreExchange(store, rank, world_size).gather({}, Deadline(0.3))
+    return caught.value
+
+
+def test_a_rank_that_timed_out_is_not_missing() -> None:
+    """Rank 0 left by an error of its own. The others waited for it, one a little longer."""
+    shared = HashStore()
+    with pytest.raises(TypeError):
+        StoreExchange(shared, 0, 3).gather({"no JSON": object()}, Deadline(5))
+    for rank, missing in ((1, (0, 2)), (2, (0,))):
+        error = give_up(shared, rank, 3)
+        assert error.ranks == missing
+        assert "did not come to the store, or gave up" in str(error)
+
+
+def test_a_rank_with_a_shorter_limit_is_named_where_all_came() -> None:
+    shared = HashStore()
+    error = give_up(shared, 1, 2)
+    assert error.ranks == (0,)
+    assert "gave up" not in str(error)
+    assert give_up(shared, 0, 2).ranks == (1,)
+
+
 def test_a_word_is_for_the_turn_in_which_it_was_left() -> None:
     shared = HashStore()
     both = [StoreExchange(shared, rank, 2) for rank in (0, 1)]

@@ -31,7 +31,11 @@ from fastcoll.errors import CollectiveTimeout, UsageError
 
 Facts = dict[str, Any]
 
+# Marks in place of the text of a rank that has left: by an error of its own, or at its limit. One
+# that has waited as long as the others is not missing.
 _GAVE_UP = "gave up"
+_TIMED_OUT = "timed out"
+_MARKS = {_GAVE_UP, _TIMED_OUT}
 _LAST_S = 0.5  # for the store to answer a question at the end of the limit
 T = TypeVar("T")
 
@@ -119,11 +123,13 @@ class StoreExchange(Exchange):
                 turn = self._ask(partial(self._store.add, f"count/{self.rank}", 1), deadline)
             self._turn = turn
             return found
-        except BaseException:
+        except BaseException as error:
+            mark = _TIMED_OUT if isinstance(error, CollectiveTimeout) else _GAVE_UP
+
             # The next attempt is to meet the others' first. A mark, and not nothing: the ranks that
             # still wait shall not take this one for missing.
             def leave() -> None:
-                self._store.set(f"hello/{turn}/{self.rank}", _GAVE_UP)
+                self._store.set(f"hello/{turn}/{self.rank}", mark)
                 self._store.add(f"entered/{turn}", -1)
                 self._store.add(f"count/{self.rank}", -1)
 
@@ -181,7 +187,7 @@ class StoreExchange(Exchange):
         # Asked first: who completes this turn enters the next one.
         is_behind = self._store.add(f"entered/{turn + 1}", 0) > 0
         hellos, sights = self._keys("hello", turn), self._keys("seen", turn)
-        if not self._store.check(hellos) or _GAVE_UP in (texts := self._read(hellos)):
+        if not self._store.check(hellos) or _MARKS & {*(texts := self._read(hellos))}:
             return _Look(is_behind, seen, None)
         digest = hashlib.sha256("".join(texts).encode()).hexdigest()
         if digest != seen:
@@ -217,10 +223,11 @@ class StoreExchange(Exchange):
 
     def _give_up(self, turn: int, seen: str, deadline: Deadline) -> NoReturn:
         keys = self._keys("hello", turn)
-        ranks = [peer for peer, key in enumerate(keys) if not self._has([key], deadline)]
-        if not ranks:
-            texts = self._texts(keys, deadline)
-            ranks = [peer for peer, text in enumerate(texts) if text == _GAVE_UP]
+        texts = [self._has([key], deadline) and self._texts([key], deadline)[0] for key in keys]
+        # Absent ranks, and those that left. Without any, the limit of another one was shorter.
+        ranks = [peer for peer, text in enumerate(texts) if text in (False, _GAVE_UP)]
+        ranks = ranks or [peer for peer, text in enumerate(texts) if text == _TIMED_OUT]
+        gave_up = ", or gave up" if any(texts[peer] for peer in ranks) else ""
         if not ranks:
             keys = self._keys("seen", turn)
             saw = [self._has([key], deadline) and self._texts([key], deadline) for key in keys]
@@ -228,7 +235,7 @@ class StoreExchange(Exchange):
         rival = self._namesake(turn, deadline) or self._rival
         raise CollectiveTimeout(
             f"init (rank {self.rank} of {self.world_size}) waited {deadline.limit_s:g} s for "
-            f"ranks {ranks}, which did not come to the store{rival}",
+            f"ranks {ranks}, which did not come to the store{gave_up}{rival}",
             ranks,
         )
 

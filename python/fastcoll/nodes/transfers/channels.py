@@ -43,6 +43,8 @@ from fastcoll.nodes.verdict.watch import Watch
 from fastcoll.text import error_in_words
 from fastcoll.types import DType
 
+# The time for the last bytes of a peer that has left: 4 MB over 10 Mbit/s.
+_LAST_BYTES_S = 3.0
 # Memory that a GPU may use after an error; gone with the process.
 _abandoned: list[object] = []
 MOST_CARRIERS = 64  # that a rank keeps to send on; those of its senders are theirs to end
@@ -308,12 +310,13 @@ class Channel(InOrder):
         """Check a wait for the peer, which no connection may tell to be gone.
 
         Gloo does not tell the transfer whose bytes were in flight when a connection broke. The
-        last bytes of a peer that has left may be in flight, too: they have a moment to come.
+        last bytes of a peer that has left may be in flight, too, over a slow network.
         """
         self._check()
         if lookout.are_gone([self.peer]):
             error = lookout.error(self._name(), [self.peer])
-            if transfer is None or not transfer.is_completed():
+            last = Deadline(_LAST_BYTES_S)
+            if transfer is None or not wait_until(transfer.is_completed, self._check, last):
                 raise error
 
     def _connected(self, store: PollingStore, deadline: Deadline) -> Carrier:
