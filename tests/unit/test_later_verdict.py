@@ -146,7 +146,9 @@ def ends_of(made: watch.Watch) -> Any:
     announced = lambda *_: contextlib.nullcontext()  # noqa: E731
     waits = SimpleNamespace(announced=announced)
     seat = SimpleNamespace(rank=0)
-    return Ends(seat, None, None, None, made, waits, None, lambda _: False)  # type: ignore[arg-type]
+    nobody_is_gone = contextlib.nullcontext(SimpleNamespace(are_gone=lambda _: False))
+    lookout: Any = lambda: nobody_is_gone  # noqa: E731
+    return Ends(seat, None, None, None, made, waits, None, lookout)  # type: ignore[arg-type]
 
 
 def message_to_another_node(made: watch.Watch, questions: int) -> None:
