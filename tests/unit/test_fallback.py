@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verdict of a group whose store is lost: told at the doors of ranks that know better."""
 
+import json
+import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,6 +16,7 @@ from fastcoll.errors import PeerLostError
 from fastcoll.nodes.verdict.board import Board
 from fastcoll.nodes.verdict.doors import Door, hear
 from fastcoll.nodes.verdict.fallback import Fallback
+from tests.support.held import limited
 
 MAP = NodeMap(((0, 1, 2, 3), (4, 5)), ("a", "b"), ("a", "b"))
 LOST = PeerLostError("rank 0 is lost", [0])
@@ -75,6 +79,19 @@ def test_every_rank_that_comes_is_told(join: Callable[..., Rank]) -> None:
     told = [hear(asks.fallback._places[1], LIMIT_S) for _ in range(5)]
     assert told[0].startswith("nonce 7 {")
     assert told == told[:1] * 5
+
+
+def test_a_process_with_many_descriptors_tells(join: Callable[..., Rank]) -> None:
+    """select() takes none from 1024 on."""
+    with limited(resource.RLIMIT_NOFILE, 4096), ExitStack() as crowd:
+        for _ in range(1024):
+            crowd.callback(os.close, os.dup(0))
+        witness = join(1)
+        crowd.callback(witness.close)  # before the limit falls
+        wait_for(lambda: witness.board.read("door/1"))
+        witness.door.tell("text")
+        address, port, _ = json.loads(witness.board.read("door/1") or "")
+        assert hear((address, port), LIMIT_S) == "text"
 
 
 def test_a_closed_door_ends_the_telling(

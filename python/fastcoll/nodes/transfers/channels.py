@@ -306,7 +306,9 @@ class Channel(InOrder):
                 ends.sending.add(self)
         return self._carrier
 
-    def _look(self, lookout: Lookout, transfer: Started | None = None) -> None:
+    def _look(
+        self, lookout: Lookout, transfer: Started | None = None, deadline: Deadline | None = None
+    ) -> None:
         """Check a wait for the peer, which no connection may tell to be gone.
 
         Gloo does not tell the transfer whose bytes were in flight when a connection broke. The
@@ -315,7 +317,8 @@ class Channel(InOrder):
         self._check()
         if lookout.are_gone([self.peer]):
             error = lookout.error(self._name(), [self.peer])
-            last = Deadline(_LAST_BYTES_S)
+            left_s = _LAST_BYTES_S if deadline is None else min(_LAST_BYTES_S, deadline.left_s())
+            last = Deadline(left_s)
             if transfer is None or not wait_until(transfer.is_completed, self._check, last):
                 raise error
 
@@ -355,7 +358,7 @@ class Channel(InOrder):
     def _wait(self, transfers: Sequence[Started], deadline: Deadline) -> None:
         for transfer in transfers:
             with self._ends.lookout() as lookout:
-                look = partial(self._look, lookout, transfer)
+                look = partial(self._look, lookout, transfer, deadline)
                 if not wait_until(transfer.is_completed, look, deadline):
                     raise self._late(deadline)
             try:

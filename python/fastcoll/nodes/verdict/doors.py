@@ -99,9 +99,11 @@ class Door:
         """Send a text to each rank that connects, in the background, until the door is closed."""
 
         def run() -> None:
+            arrivals = select.poll()  # select() takes no descriptor from 1024 on
             with suppress(OSError, ValueError):  # closed
                 while self._socket is not None:
-                    select.select([self._socket], [], [], _ANSWER_S)
+                    arrivals.register(self._socket, select.POLLIN)
+                    arrivals.poll(_ANSWER_S * 1e3)
                     with suppress(BlockingIOError):
                         _send(self._socket.accept()[0], text)
 
