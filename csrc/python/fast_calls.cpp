@@ -25,6 +25,7 @@
 #include "python/tensor_layout.h"
 #include "python/tensor_view.h"
 #include "python/torch_groups.h"
+#include "python/torch_tracers.h"
 #include "python/wait_listener.h"
 
 namespace fastcoll {
@@ -157,6 +158,7 @@ template <FastVerb kVerb>
 PyObject* fast_call(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* kwnames) {
   Args sorted{};
   sorted[kGroup] = self;
+  if (may_be_traced() && !refuse_traced(signature_of(kVerb).name)) return nullptr;
   try {
     if (sort_args(int(kVerb), args, num_args, kwnames, sorted)) {
       const GroupArgument target(kVerb, sorted);
@@ -302,6 +304,7 @@ PyMethodDef setters[] = {
     {"set_numpy_type", set_numpy_type, METH_O, nullptr},
     {"set_numpy_integers", set_numpy_integers, METH_O, nullptr},
     {"set_fallback", set_fallback, METH_VARARGS, nullptr},
+    {"set_torch_tracers", set_torch_tracers, METH_VARARGS, nullptr},
     {"set_call_work", set_call_work, METH_O, nullptr},
     {"set_gpu_works", set_gpu_works, METH_VARARGS, nullptr},
     {"set_row_norm", set_row_norm, METH_O, nullptr},

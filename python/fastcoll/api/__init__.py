@@ -4,6 +4,8 @@
 from fastcoll.api import lists, moves, reductions, transfers  # noqa: F401  each declares verbs
 from fastcoll.api.declared import VERBS as VERBS
 from fastcoll.calls.tensor_layout import show_types
+from fastcoll.calls.tracers import show_tracers
 
 # Whether C++ knows this torch's tensors; if not, every call takes the Python path.
 READS_TENSORS = show_types()
+show_tracers()

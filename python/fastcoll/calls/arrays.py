@@ -119,7 +119,12 @@ def _view_tensor(tensor: torch.Tensor, name: str, gpu: bool) -> ArrayView:
         raise UnsupportedError(f"{name} is a nested tensor; pass {name}.unbind() as a list")
     if tensor.layout != torch.strided:
         raise UnsupportedError(f"{name} is {tensor.layout}; pass {name}.to_dense()")
-    if _has_no_memory(tensor):
+    if isinstance(tensor, FakeTensor):
+        raise UnsupportedError(
+            f"{name} is a FakeTensor, which has no memory; where torch traces, as torch.export "
+            "does, call the operators of fastcoll.integrations.ops"
+        )
+    if _is_wrapper(tensor):
         raise UnsupportedError(
             f"{name} is a {type(tensor).__name__}, which has no memory of its own; pass the plain "
             "tensor inside (to_local() of a DTensor)"
@@ -148,8 +153,8 @@ def _is_masked(array: object) -> bool:
     return masked is not None and isinstance(array, masked.MaskedArray)
 
 
-def _has_no_memory(tensor: object) -> bool:
-    return isinstance(tensor, FakeTensor) or is_traceable_wrapper_subclass(tensor)
+def _is_wrapper(tensor: object) -> bool:
+    return is_traceable_wrapper_subclass(tensor)
 
 
 def _in_transform(name: str) -> UnsupportedError:
