@@ -22,7 +22,8 @@ from tests.contract.test_sequences import without_pause
 from tests.support.calls import Call, mixed
 from tests.support.harness import LATE_S, Attempt, Pool, Pools, Rank, Setup, attempt
 from tests.support.perform import Result, Started, check
-from tests.support.waiting import wait_until
+from tests.support.sites import Site, each_kind
+from tests.support.waiting import wait_until, waits
 
 
 def two_groups(rank: Rank, calls: list[Call], seed: int) -> list[Result]:
@@ -113,6 +114,33 @@ def leave_beside_a_receive(rank: Rank, rounds: int) -> list[tuple[bool, str]]:
 def test_a_group_that_is_closed_beside_a_receive(fresh_pool: Callable[..., Pool]) -> None:
     found = fresh_pool(2, Setup(init=False)).run(leave_beside_a_receive, 8)
     assert found == [[(True, "UsageError")] * 8, []]
+
+
+def leave_beside_a_call(rank: Rank) -> tuple[list[float], str]:
+    """Rank 0 leaves a group in whose call another thread of it waits; the others come then."""
+    group, tensor = rank.comm.new_group(), torch.ones(3)
+    group.all_reduce(tensor)
+    calls: list[Attempt] = []
+    thread = threading.Thread(target=lambda: calls.append(attempt(group.all_reduce, tensor)))
+    number = rank.store.add(f"leave/{rank.rank}", 1)
+    if rank.rank == 0:
+        thread.start()
+        wait_until(lambda: waits(os.getpid()))
+        rank.tell(f"rank 0 leaves {number}")
+        group.close()
+    else:
+        rank.wait_for(f"rank 0 leaves {number}")
+        time.sleep(0.5)  # without it a group that does not wait could pass
+        thread.start()
+    thread.join()
+    if rank.rank:
+        group.close()
+    return tensor.tolist(), calls[0].text
+
+
+@each_kind
+def test_a_group_that_is_closed_beside_a_call(site: Site) -> None:
+    assert site.run(leave_beside_a_call) == [([float(site.world**2)] * 3, "")] * site.world
 
 
 FAR = 300  # steps; in a wait that only now and then lets others run they take 18 s

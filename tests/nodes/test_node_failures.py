@@ -155,3 +155,16 @@ def test_a_transfer_that_hears_of_nothing_does_not_hold_up_the_others(
     first = pool.collect()[0].value
     assert (first.kind, first.ranks) == ("PeerLostError", (1,)), first
     assert first.seconds < limit_s / 2, first
+
+
+def end_in_a_call(rank: Rank) -> Attempt:
+    """Rank 0's part of a node is closed, as when its process ends while a daemon is in a call."""
+    rank.comm.all_reduce(torch.ones(3))
+    if rank.rank == 0:
+        rank.comm._node_group.close()
+    return attempt(rank.comm.all_reduce, torch.ones(3))
+
+
+def test_a_process_that_ends_in_a_call_is_named(fresh_pool: FreshPool) -> None:
+    for one in cluster(fresh_pool, "aab").run(end_in_a_call):
+        assert (one.kind, one.ranks) == ("PeerLostError", (0,)), one

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.contract.test_concurrency import leave_beside_a_call
 from tests.contract.test_objects import check_every_verb
 from tests.contract.test_p2p import check_from_anybody, from_anybody, in_any_order
 from tests.contract.test_parts import counted_in_the_queue
@@ -50,6 +51,7 @@ def test_lists_transfers_and_objects(fresh_pool: FreshPool) -> None:
     check_from_anybody(site.run(from_anybody)[0])
     check_every_verb(site.run, WORLD, weights_only=False)
     assert site.run(describe_works) == [[OP_TYPES] * 2] * WORLD
+    assert site.run(leave_beside_a_call) == [([float(WORLD**2)] * 3, "")] * WORLD
 
 
 @pytest.mark.slow

@@ -58,8 +58,7 @@ from fastcoll.nodes.verdict.watch import Watch, ignore_errors
 from fastcoll.text import error_in_words
 from fastcoll.types import ITEMSIZE
 
-# Groups that a forked child has closed; gone with the process.
-_inherited: list[object] = []
+_inherited: list[object] = []  # groups that a forked child has closed; gone with the process
 
 
 class HierarchicalCommunicator(BaseGroup):
@@ -94,17 +93,15 @@ class HierarchicalCommunicator(BaseGroup):
         if store is None:
             raise UsageError("a group over several nodes needs a store that all ranks can reach")
         self._seat, self.node_map = seat, seat.node_map
-        self._name = name
+        self._name, self._settings = name, settings
         self._rank = rank = seat.rank
-        self._settings = settings
         self._traces = tracing()
         self._node_group = node_group
         self._store = store
         self._sequence = 0
         self._stats: dict[str, VerbStats] = {}
         self._lock = threading.RLock()  # held by a call while it waits
-        self._counting = threading.RLock()
-        self._closing = threading.Lock()
+        self._counting, self._closing = threading.RLock(), threading.Lock()
         self._queue = CallQueue(self)
         self._own_store = own = PrefixStore(f"fastcoll/{seat.nonce}", store)
         self._board = board = Board(store, seat.nonce, settings.making_s)
@@ -143,7 +140,7 @@ class HierarchicalCommunicator(BaseGroup):
 
     def _checked(self, call: AnyCall) -> Sequence[AnyOperands]:
         self._watch.refuse_child()
-        self._refuse_closed()
+        self._refuse_closed(self._closing.locked())
         check_options(call)
         return super()._checked(call)
 
@@ -151,11 +148,12 @@ class HierarchicalCommunicator(BaseGroup):
         def run() -> None:
             for call, operands in calls:
                 self._count(call.verb.name, operands.numel * ITEMSIZE[operands.dtype])
-                if isinstance(operands, ListOperands):  # the tensors of a list go one by one
-                    for one in operands.tensors:
-                        self._run(call, one, operands.splits)
-                else:
-                    self._run(call, operands)
+                with self._lock:  # of a list all, or none
+                    if isinstance(operands, ListOperands):  # its tensors go one by one
+                        for one in operands.tensors:
+                            self._run(call, one, operands.splits)
+                    else:
+                        self._run(call, operands)
 
         return run
 
@@ -198,13 +196,9 @@ class HierarchicalCommunicator(BaseGroup):
         return not self._queue.has_calls()
 
     def async_begin(self) -> None:
-        """Part of the queue's interface: the queue itself knows its calls."""
+        """Part of the queue's interface: it knows its calls, and nothing is queued elsewhere."""
 
-    def async_end(self) -> None:
-        """Part of the queue's interface: the queue itself knows its calls."""
-
-    def await_native(self) -> None:
-        """Part of the queue's interface: nothing is queued elsewhere."""
+    async_end = await_native = async_begin
 
     def _run(self, call: AnyCall, operands: Operands | PartsOperands, of_list: int = 0) -> None:
         self.refuse_handler()
@@ -280,8 +274,8 @@ class HierarchicalCommunicator(BaseGroup):
         self._refuse_closed()
         self._node_group.set_timeout(limit_s)
 
-    def _refuse_closed(self) -> None:
-        if self._closed or sys.is_finalizing():  # by then torch can't make tensors
+    def _refuse_closed(self, is_closing: bool = False) -> None:
+        if self._closed or is_closing or sys.is_finalizing():  # by then torch makes no tensors
             raise UsageError(f'group "{self.name}" was destroyed')
 
     # ---- memory and groups -----------------------------------------------------------------------
@@ -388,9 +382,15 @@ class HierarchicalCommunicator(BaseGroup):
             self._gpus.close()
         if not self._closing.acquire(blocking=False):
             return  # another thread closes it
-        self._closed = True
-        self._transfers.close()
-        is_broken = self._watch.error is not None
+        try:
+            self._transfers.close()
+            if self._watch.error is None:
+                with self._lock:  # behind the calls of other threads, as on one node
+                    self._closed = True
+        except BaseException:  # a signal's, in the wait
+            self._closing.release()
+            raise
+        self._closed, is_broken = True, self._watch.error is not None
         self._lanes.close(is_broken=is_broken, is_in_use=self._watch.is_in_call)
         self._door.close()
         self._watch.close()

@@ -284,6 +284,9 @@ class Watch:
     def fail(self, error: FastcollError) -> FastcollError:
         """Break the group, everywhere and from any thread; return its verdict."""
         self.refuse_child()
+        if isinstance(error, UsageError) and self._node_group.closed:  # a thread outlived it
+            left = f"{self._describe()} lost rank {self._rank}, which left the group"
+            error = PeerLostError(left, [self._rank])
         if self.error is None:
             told = with_advice(self.attendance.complete(error))
             self.error = found = self._board.decide_verdict(told, self.sequence)
