@@ -4,6 +4,7 @@
 That a rank that dies or fails while a group is made is named stands in faults/test_making.py.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
+import fastcoll
 from tests.support.harness import LATE_S, Attempt, Pool, Rank, Setup, attempt
 
 LIMIT_S = 30.0
@@ -89,6 +91,27 @@ def connect_slowly(rank: Rank) -> bool:
 def test_a_rank_has_its_group_when_all_have_their_lanes(fresh_pool: FreshPool) -> None:
     """Else it might leave, and break a connection that another rank is about to have."""
     assert fresh_pool(3, Setup(nodes="aab")).run(connect_slowly) == [True] * 3
+
+
+def join_by(rank: Rank, culprit: int) -> Attempt:
+    """One rank is told a network interface that its machine does not have."""
+    if rank.rank == culprit:
+        os.environ["GLOO_SOCKET_IFNAME"] = "no-such"
+    where = {"store": rank.store, "rank": rank.rank, "world_size": rank.world_size}
+    return attempt(fastcoll.init, **where, timeout_s=LIMIT_S)
+
+
+@pytest.mark.parametrize(("culprit", "node"), [(0, 0), (2, 1)])
+def test_a_wrong_network_interface_is_told_to_all(
+    fresh_pool: FreshPool, culprit: int, node: int
+) -> None:
+    """Ranks of other nodes were named, which had come."""
+    for one in fresh_pool(3, Setup(nodes="aab", init=False)).run(join_by, culprit):
+        assert one.kind == "DriverError", one
+        assert one.text.startswith(f"node {node} ("), one
+        assert "GLOO_SOCKET_IFNAME" in one.text, one
+        assert "no-such" in one.text, one
+        assert one.seconds < LATE_S, one
 
 
 def test_gloo_does_not_wait_longer_for_a_connection_than_it_may() -> None:

@@ -44,8 +44,11 @@ def make_lane(make: MakeCarrier, store: PollingStore, node: int, num_nodes: int)
 
     Raises:
         CollectiveTimeout: A rank of the lane did not come.
+        DriverError: This machine has no network device.
     """
     try:
+        if make is torch_carrier.gloo:  # first: in Gloo the others would not hear of an error
+            ask(lambda: torch_carrier.find_gloo_devices(node), store.deadline.left_s())
         store.meet()
         left_s = store.deadline.left_s()
         # In another thread: a carrier that connects hears no Ctrl-C.

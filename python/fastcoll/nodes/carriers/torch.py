@@ -7,6 +7,7 @@ bytes, nor how long to wait for them.
 
 import ctypes
 import os
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ReduceOp, Store
 
-from fastcoll.errors import UsageError
+from fastcoll.errors import DriverError, UsageError
 from fastcoll.nodes.carriers.carrier import Carrier, MakeCarrier, Started, starting
 from fastcoll.types import DType, Op
 
@@ -120,6 +121,17 @@ def _gloo_devices(process: int) -> Any:
     # Only a group knows GLOO_SOCKET_IFNAME.
     alone: Any = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, _NO_LIMIT)
     return alone.options._devices
+
+
+def find_gloo_devices(node: int) -> None:
+    """Find this machine's network devices; a DriverError for all ranks if there are none."""
+    try:
+        _gloo_devices(os.getpid())
+    except RuntimeError as error:
+        raise DriverError(
+            f"node {node} ({socket.gethostname()}) has no network device for Gloo (is "
+            f"GLOO_SOCKET_IFNAME right there?): {error}"
+        ) from error
 
 
 def gloo(store: Store, node: int, num_nodes: int, limit_s: float) -> Carrier:
