@@ -179,6 +179,10 @@ VERB_CALLS: dict[str, VerbCall] = {
 }
 
 
+# Torch 2.11's Gloo takes no lists here.
+NOT_OF_GLOO = {"all_to_all"} if torch.__version__ < "2.12" else set()
+
+
 def verbs_of(name: str) -> set[str]:
     """Return the verbs that an entry of VERB_CALLS calls."""
     return set(name.split(", ")) - {"waited", "strided", "out"}

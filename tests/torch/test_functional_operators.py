@@ -28,7 +28,12 @@ def gathered(rank: Rank) -> list[torch.Tensor]:
 
 
 def exchanged(rank: Rank, group: Any = None) -> list[torch.Tensor]:
-    """The operator that `batch_isend_irecv` becomes: to the next rank, and from the one before."""
+    """The operator that `batch_isend_irecv` becomes: to the next rank, and from the one before.
+
+    Before 2.13 torch has none.
+    """
+    if not hasattr(functional, "batch_p2p_ops"):
+        return []
     name = (group or dist.group.WORLD).group_name
     peers = [(rank.rank + step) % rank.world_size for step in (1, -1)]
     mine, got = torch.arange(5.0) + rank.rank, torch.zeros(5)

@@ -86,7 +86,8 @@ def turn_on_and_off(rank: Rank) -> list[bool]:
     def second(graph: Any) -> None: ...
 
     found = []
-    for there in (None, first, [first, second]):
+    takes_several = hasattr(fusing.custom_graph_pass, "get_custom_graph_passes")  # from 2.13 on
+    for there in (None, first, [first, second] if takes_several else second):
         config.post_grad_custom_pre_pass = there
         own = fusing._each(there)
         for enabled, passes in ((True, [*own, fusing.FUSING]), (False, own)):

@@ -20,12 +20,13 @@ from torch.utils._pytree import tree_map
 from fastcoll.integrations import torch_backend
 from tests.support.backends import COMPILE_S, TorchGroup, on_backend
 from tests.support.harness import Pool, Rank, Setup, attempt
-from tests.support.verb_calls import VERB_CALLS
+from tests.support.verb_calls import NOT_OF_GLOO, VERB_CALLS
 
 Pools = Callable[[int], Pool]
 Program = Callable[[Rank], Any]
 # Gloo makes a batch of other operators of the first two, and a wrong sum of the third.
-NOT_OF_GLOO = (
+OTHERWISE_ON_GLOO = (
+    *NOT_OF_GLOO,
     "reduce_scatter_tensor_coalesced",
     "all_gather_into_tensor_coalesced",
     "all_reduce, strided",
@@ -34,7 +35,9 @@ NOT_OF_GLOO = (
 OF_GLOO_ALONE = ("aten.split.Tensor", "aten.copy_.default")
 # On Gloo they have no kernel for meta tensors, or no tensor.
 NOT_OF_META = ("all_reduce_coalesced", "batch_isend_irecv", "barrier")
-NAMES = [name for name, call in VERB_CALLS.items() if call.in_torch and name not in NOT_OF_GLOO]
+NAMES = [
+    name for name, call in VERB_CALLS.items() if call.in_torch and name not in OTHERWISE_ON_GLOO
+]
 
 
 class Watching(TorchDispatchMode):
