@@ -28,7 +28,7 @@ from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.tensors import reduction_numbered
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.integrations import c10d_build, derivatives, row_ops
-from fastcoll.types import BY_NAME, REDUCE_OPS, Op, ReduceOp
+from fastcoll.types import BY_NAME, REDUCE_OPS, Op
 
 DIRECT = "direct"  # in torch.ops.fastcoll: the operators as plain functions
 _DEFAULT = ""  # the default group, whichever it is when the graph runs
@@ -100,6 +100,12 @@ def code_of(op: object) -> int:
     raise UnsupportedError(f"{op} is not one of {', '.join(one.name for one in Op)}")
 
 
+def _word(op: object) -> object:
+    """Return the name of a reduction: before torch 2.13 a graph can't hold a ReduceOp."""
+    name = getattr(op, "name", None)
+    return op if name is None else name.lower()
+
+
 def members_of(group: GroupLike) -> tuple[int, ...]:
     """Return the ranks of a group as its callers number them: globally for torch's groups."""
     group = getattr(group, "real_obj", group)
@@ -123,7 +129,7 @@ def _root_of(src: int, group: GroupLike) -> int:
 # ---- the functions -------------------------------------------------------------------------------
 
 
-def all_reduce(x: Tensor, op: object = ReduceOp.SUM, group: GroupLike = None) -> Tensor:
+def all_reduce(x: Tensor, op: object = "sum", group: GroupLike = None) -> Tensor:
     """Return the reduction of `x` over all ranks. Collective, as its gradient is.
 
     Args:
@@ -135,10 +141,10 @@ def all_reduce(x: Tensor, op: object = ReduceOp.SUM, group: GroupLike = None) ->
         UnsupportedError: A derivative of another operation was asked for.
         FastcollError: See `fastcoll.all_reduce`.
     """
-    return cast(Tensor, torch.ops.fastcoll.all_reduce(x, code_of(op), name_of(group)))
+    return cast(Tensor, torch.ops.fastcoll.all_reduce(x, code_of(_word(op)), name_of(group)))
 
 
-def reduce_scatter(x: Tensor, op: object = ReduceOp.SUM, group: GroupLike = None) -> Tensor:
+def reduce_scatter(x: Tensor, op: object = "sum", group: GroupLike = None) -> Tensor:
     """Return this rank's part of the reduction of `x` over all ranks. Collective.
 
     Args:
@@ -146,7 +152,7 @@ def reduce_scatter(x: Tensor, op: object = ReduceOp.SUM, group: GroupLike = None
         op: See `all_reduce`, as for the group and the errors.
         group: The group.
     """
-    return cast(Tensor, torch.ops.fastcoll.reduce_scatter(x, code_of(op), name_of(group)))
+    return cast(Tensor, torch.ops.fastcoll.reduce_scatter(x, code_of(_word(op)), name_of(group)))
 
 
 def all_gather(x: Tensor, group: GroupLike = None) -> Tensor:
@@ -204,7 +210,7 @@ def all_reduce_rms_norm(
     offset: float = 0.0,
     rounds_first: bool = False,
     wide_sum: bool = False,
-    op: object = ReduceOp.SUM,
+    op: object = "sum",
     group: GroupLike = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the normalised rows of a sum over all ranks, and the sum itself. Collective.
@@ -223,7 +229,7 @@ def all_reduce_rms_norm(
         op: SUM or AVG.
         group: See `all_reduce`, as for the errors.
     """
-    terms = eps, offset, rounds_first, wide_sum, code_of(op), name_of(group)
+    terms = eps, offset, rounds_first, wide_sum, code_of(_word(op)), name_of(group)
     normed, summed = torch.ops.fastcoll.all_reduce_rms_norm(x, residual, weight, *terms)
     return normed, summed
 

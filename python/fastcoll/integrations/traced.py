@@ -25,7 +25,6 @@ import fastcoll
 from fastcoll.api import VERBS, moves, reductions
 from fastcoll.api.groups import GroupLike
 from fastcoll.integrations import ops
-from fastcoll.types import ReduceOp
 
 _PREFIX = f"{fastcoll.__name__}."
 # The compiler looks into these modules; vLLM traces its communicator with the model.
@@ -113,7 +112,7 @@ def _refuse(options: dict[str, object], source: object, target: object) -> None:
 
 def all_reduce(
     tensor: Tensor,
-    op: object = ReduceOp.SUM,
+    op: object = "sum",
     group: GroupLike = None,
     async_op: bool = False,
     *,
@@ -130,7 +129,7 @@ def all_reduce(
 def reduce_scatter_tensor(
     output: Tensor,
     input: Tensor,
-    op: object = ReduceOp.SUM,
+    op: object = "sum",
     group: GroupLike = None,
     async_op: bool = False,
     **options: object,
