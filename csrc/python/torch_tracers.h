@@ -19,7 +19,7 @@ struct TorchTracers {
 inline TorchTracers torch_tracers;
 
 // The dispatch keys that this thread includes; null until it asks. Torch's functions that tell them
-// cost 8 ns a call, this 2.
+// made a call 8 ns longer.
 constinit inline thread_local const uint64_t* included_keys = nullptr;
 
 const uint64_t* find_included_keys();

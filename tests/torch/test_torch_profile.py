@@ -32,7 +32,7 @@ NAMES = {
     "irecv": "recv",
 }
 TRANSFERS = "isend, irecv"
-# Python's events of asynchronous calls end so, and those of a group that stands in for Gloo.
+# Asynchronous calls of Python groups have such events, and all calls in place of Gloo.
 IN_PYTHON = pytest.param(
     "python",
     marks=pytest.mark.skipif(
