@@ -30,7 +30,7 @@ from torch._inductor import config
 from torch.nn.functional import rms_norm
 
 import fastcoll
-from fastcoll.integrations import c10d_build, ops
+from fastcoll.integrations import c10d_build, graph_names, ops
 from fastcoll.integrations.fusing import FUSING
 from fastcoll.measure.results import provenance
 
@@ -72,7 +72,7 @@ def ways_of(rank: int, num_rows: int, dtype: torch.dtype) -> dict[str, Callable[
     for one, other in zip(results["unfused"], results["fused"], strict=True):
         difference = (one - other).abs().max()
         assert difference <= 0.05 * one.abs().max(), difference
-    default = ops.name_of(None)
+    default = graph_names.name_of(None)
     total = torch.ops.fastcoll.all_reduce
     ways["all_reduce"] = lambda: [total(x, 0, default) for _ in range(HALF_LAYERS)]
     return ways

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import fastcoll
-from fastcoll.integrations import ops
+from fastcoll.integrations import graph_names
 from fastcoll.types import Op
 from tests.support.fallbacks import noting
 from tests.support.harness import Attempt, Pools, Rank, Setup, attempt
@@ -175,7 +175,7 @@ NAMES = ("sum", "product", "min", "max", "band", "bor", "bxor", "avg")
 
 
 def test_the_operators_of_torch_know_the_names() -> None:
-    assert [ops.code_of(name) for name in NAMES] == [Op[name.upper()] for name in NAMES]
+    assert [graph_names.code_of(name) for name in NAMES] == [Op[name.upper()] for name in NAMES]
 
 
 def by_name(rank: Rank) -> list[Any]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import fastcoll
-from fastcoll.integrations import ops
+from fastcoll.integrations import graph_names, ops  # noqa: F401 - makes torch.ops.fastcoll
 from fastcoll.types import Op
 from tests.support.backends import on_backend, renew_group
 from tests.support.harness import Attempt, Rank, attempt
@@ -49,7 +49,7 @@ MODES: dict[str, Callable[[], Any]] = {
 def python_of_known_calls(rank: Rank, mode: str, is_default: bool) -> tuple[bool, list[str]]:
     """Call the operators of a group twice; return the functions that Python entered."""
     group = None if is_default else dist.new_group()
-    name, total = ops.name_of(group), ops.code_of(SUM)
+    name, total = graph_names.name_of(group), graph_names.code_of(SUM)
     calls: list[Callable[[Tensor], Any]] = [
         lambda x: torch.ops.fastcoll.all_reduce(x, total, name),
         lambda x: torch.ops.fastcoll.reduce_scatter(x, total, name),
@@ -100,7 +100,7 @@ def operators_of_groups_that_end(rank: Rank) -> list[str]:
     seen = []
     x = torch.full((3,), rank.rank + 1.0)
     group = fastcoll.new_group()
-    name, total = ops.name_of(group), ops.code_of(SUM)
+    name, total = graph_names.name_of(group), graph_names.code_of(SUM)
     seen.append(str(torch.ops.fastcoll.all_reduce(x, total, name).tolist()))
     group.close()
     seen.append(attempt(torch.ops.fastcoll.all_reduce, x, total, name).kind)
@@ -125,7 +125,7 @@ NO_REDUCTIONS = (len(Op), -1, 1 << 8, 1 << 16, 1 << 32)
 
 def numbers_that_name_no_reduction(rank: Rank) -> list[tuple[int, list[Attempt]]]:
     """Call the operators that reduce once rightly, so that the call is known, then wrongly."""
-    name, x = ops.name_of(dist.new_group()), torch.full((4, 3), rank.rank + 1.0)
+    name, x = graph_names.name_of(dist.new_group()), torch.full((4, 3), rank.rank + 1.0)
     operators: list[Callable[[int], Any]] = [
         lambda number: torch.ops.fastcoll.all_reduce(x, number, name),
         lambda number: torch.ops.fastcoll.reduce_scatter(x, number, name),
@@ -166,7 +166,7 @@ def operators_by_torchs_name(rank: Rank) -> list[str]:
             renew_group(rank, backend)
         seen += [sum_or_error(f"torch:{name}", x) for _ in range(2)]
         if backend == "fastcoll":
-            alive.append(ops.named(f"torch:{name}"))  # also when it is closed
+            alive.append(graph_names.named(f"torch:{name}"))  # also when it is closed
     return seen
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import fastcoll
-from fastcoll.integrations import ops
+from fastcoll.integrations import graph_names, ops  # noqa: F401 - makes torch.ops.fastcoll
 from tests.support.backends import on_backend, same
 from tests.support.harness import Rank, attempt
 from tests.torch.test_known_operators import entering
@@ -80,7 +80,7 @@ def odd_calls(rank: int) -> Iterator[Terms]:
 
 def compare_bits(rank: Rank) -> tuple[list[str], list[int]]:
     """Return what differs, and how many functions Python entered in known plain and odd calls."""
-    name = ops.name_of(dist.group.WORLD)
+    name = graph_names.name_of(dist.group.WORLD)
     wrong, counts = [], []
     for calls in (plain_calls, odd_calls):
         entered: list[str] = []
@@ -144,7 +144,7 @@ def mistakes(rank: int) -> dict[str, Terms]:
 def refuse(rank: Rank) -> list[tuple[str, str, str]]:
     """Make each mistake where the sum behind it is known; then use a group that is closed."""
     group = fastcoll.new_group()
-    name, seen = ops.name_of(group), []
+    name, seen = graph_names.name_of(group), []
     right = (*given(rank.rank), EPS, 0.0, False, False, 0)
     for what, terms in mistakes(rank.rank).items():
         if terms[6] in range(8):
@@ -177,7 +177,7 @@ def test_known_calls_have_the_errors_of_unknown_ones(compiled_pools: Any, bare_p
 
 def derive(rank: Rank) -> dict[str, Any]:
     """Take derivatives of a call that is known, of all tensors and of one alone."""
-    name, found = ops.name_of(dist.group.WORLD), {}
+    name, found = graph_names.name_of(dist.group.WORLD), {}
     rest: Terms = (EPS, 1.0, False, False, 0)
 
     def run(*tensors: Tensor) -> list[Tensor]:

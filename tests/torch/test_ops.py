@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import fastcoll
-from fastcoll.integrations import ops
+from fastcoll.integrations import graph_names, ops
 from tests.support.backends import no_caches, on_backend, same
 from tests.support.harness import Attempt, Rank, attempt
 
@@ -242,9 +242,9 @@ def test_roots_that_vary(bare_pools: Any) -> None:
 
 def operators_kept_to_torchs_rules(rank: Rank) -> list[Any]:
     """torch's own check of schema, fake kernel, gradient and graph; and of a wrong fake kernel."""
-    x, name = tensor_of(rank.rank), ops.name_of(None)
+    x, name = tensor_of(rank.rank), graph_names.name_of(None)
     gets, gives = splits(rank.rank, rank.world_size)
-    sum_ = ops.code_of(SUM)
+    sum_ = graph_names.code_of(SUM)
     known = torch.ops.fastcoll
     for operator, *args in (
         (known.all_reduce, x, sum_, name),
@@ -317,7 +317,7 @@ def mistakes(rank: Rank) -> list[Attempt]:
         attempt(ops.broadcast, x, 2),
     ]
     with fastcoll.new_group() as group:
-        name = ops.name_of(group)
+        name = graph_names.name_of(group)
     del group
     results.append(attempt(torch.ops.fastcoll.all_reduce, x, 0, name))
     ops.all_reduce(x)  # the group is in order

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import fastcoll
-from fastcoll.integrations import ops
+from fastcoll.integrations import graph_names, ops
 from tests.support.backends import no_caches, on_backend
 from tests.support.harness import Attempt, Rank, attempt
 
@@ -125,10 +125,10 @@ def test_what_has_no_meaning_is_refused(backend_pools: Any) -> None:
 
 
 def operator_kept_to_torchs_rules(rank: Rank) -> None:
-    name = ops.name_of(None)
+    name = graph_names.name_of(None)
     for needs_grad in (False, True):
         tensors = [one.requires_grad_(needs_grad) for one in given(rank.rank)]
-        terms = (EPS, 0.0, False, False, ops.code_of(SUM), name)
+        terms = (EPS, 0.0, False, False, graph_names.code_of(SUM), name)
         torch.library.opcheck(torch.ops.fastcoll.all_reduce_rms_norm.default, (*tensors, *terms))
 
 

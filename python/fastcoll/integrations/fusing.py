@@ -22,7 +22,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx.graph import Graph
 
 from fastcoll import env
-from fastcoll.integrations import norm_chains, ops, row_ops
+from fastcoll.integrations import graph_names, norm_chains, row_ops
 from fastcoll.text import say
 from fastcoll.types import Op
 
@@ -92,7 +92,7 @@ class FusingPass(CustomGraphPass):
         num_fused = sum(_fuse(graph, one) for one in sums)
         self.num_fused += num_fused
         self.num_sums += len(sums)
-        if env.LOG.get() == "plan" and ops.named(sums[0].group).rank == 0:
+        if env.LOG.get() == "plan" and graph_names.named(sums[0].group).rank == 0:
             text = f"torch.compile: a norm follows {num_fused} of {len(sums)} all_reduces, fused"
             say(text, logging.DEBUG)
 
@@ -102,7 +102,7 @@ class FusingPass(CustomGraphPass):
         A graph names torch's groups, and the same name may be a group of Gloo elsewhere.
         """
         names = dist.distributed_c10d._world.pg_names.values()
-        groups = (name for name in names if ops.name_at_torch(name) is not None)
+        groups = (name for name in names if graph_names.name_at_torch(name) is not None)
         return custom_graph_pass.get_hash_for_files(_FILES), tuple(sorted(groups))
 
 
@@ -155,7 +155,7 @@ def _sum_by_torch(node: fx.Node) -> _Sum | None:
         return None
     if len(node.args) != 3:
         return None
-    op, group = _OPS.get(str(node.args[1])), ops.name_at_torch(node.args[2])
+    op, group = _OPS.get(str(node.args[1])), graph_names.name_at_torch(node.args[2])
     if op is None or group is None or not all(map(_is_local, _between(node, waits[0]))):
         return None
     return _Sum(node, waits[0], waits[0], op, group, effects=False)

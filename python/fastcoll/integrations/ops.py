@@ -9,121 +9,25 @@ every rank gets the sum of their gradients. A tangent goes to the ranks of its n
 take the same steps: a derivative of a collective is a collective, too.
 
 Decides the operators' schemas, shapes and gradients; the other derivatives follow from these in
-`derivatives.py`. A graph holds no objects, so it knows a group by a name. Must not know when the
-compiler gets them: that is `compile.py`.
+`derivatives.py`. Must not know how a graph names a group: that is `graph_names.py`. When the
+compiler gets the operators is for `compile.py` to say.
 """
 
-import itertools
-import weakref
 from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from fastcoll.api.groups import GroupLike, communicator_of, existing_communicator, named_rank
-from fastcoll.calls.group import BaseGroup
+from fastcoll.api.groups import GroupLike
 from fastcoll.calls.tensors import reduction_numbered
-from fastcoll.errors import UnsupportedError, UsageError
+from fastcoll.errors import UsageError
 from fastcoll.integrations import c10d_build, derivatives, row_ops
-from fastcoll.types import BY_NAME, REDUCE_OPS, Op
+from fastcoll.integrations.graph_names import named, traced_code, traced_name, traced_root
+from fastcoll.types import Op
 
 DIRECT = "direct"  # in torch.ops.fastcoll: the operators as plain functions
-_DEFAULT = ""  # the default group, whichever it is when the graph runs
-# Stands before torch's name of a group, which is looked up when the graph runs.
-_OF_TORCH = "torch:"
-_groups: weakref.WeakValueDictionary[str, BaseGroup] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
-
-
-# ---- the constants that stand for objects in a graph ---------------------------------------------
-
-
-def name_of(group: GroupLike) -> str:
-    """Return the name by which the operators know a group; makes the group if it is not yet."""
-    # While it traces, the compiler has a stand-in for a process group.
-    comm = communicator_of(getattr(group, "real_obj", group))
-    if comm is None:
-        raise UsageError("this rank is not in the group: it can't make an operator's call there")
-    if group is None:
-        return _DEFAULT
-    for name, known in _groups.items():
-        if known is comm:
-            return name
-    name = f"{comm.name}#{next(_numbers)}"
-    _groups[name] = comm
-    return name
-
-
-def name_at_torch(name: object) -> str | None:
-    """Return the operators' name of the group that torch knows by a name.
-
-    None where fastcoll is not its backend on CPUs: torch's own calls go elsewhere there.
-    """
-    return None if _backing(name) is None else f"{_OF_TORCH}{name}"
-
-
-def _backing(name: object) -> BaseGroup | None:
-    """Return the communicator that is the backend on CPUs of torch's group of a name."""
-    c10d = dist.distributed_c10d
-    try:
-        group = c10d._resolve_process_group(name)  # type: ignore[arg-type]
-        backends = dist.get_backend_config(group)
-    except (LookupError, RuntimeError, TypeError, ValueError):  # no group, or not one of this rank
-        return None
-    return existing_communicator(group) if "cpu:fastcoll" in backends.split(",") else None
-
-
-def named(name: str) -> BaseGroup:
-    """Return the group of a name.
-
-    Raises:
-        UsageError: It is gone.
-    """
-    comm = communicator_of(None) if name == _DEFAULT else _groups.get(name)
-    if comm is None and name.startswith(_OF_TORCH):
-        comm = _backing(name.removeprefix(_OF_TORCH))
-    if comm is None:
-        raise UsageError(f'the group "{name}" of this operator is gone: trace the program again')
-    return comm
-
-
-def code_of(op: object) -> int:
-    """Return the number by which the operators know a reduction."""
-    if isinstance(op, str) and op in BY_NAME:
-        return int(BY_NAME[op])
-    for code, known in enumerate(REDUCE_OPS):
-        if op == known:
-            return code
-    raise UnsupportedError(f"{op} is not one of {', '.join(one.name for one in Op)}")
-
-
-def _word(op: object) -> object:
-    """Return the name of a reduction: before torch 2.13 a graph can't hold a ReduceOp."""
-    name = getattr(op, "name", None)
-    return op if name is None else name.lower()
-
-
-def members_of(group: GroupLike) -> tuple[int, ...]:
-    """Return the ranks of a group as its callers number them: globally for torch's groups."""
-    group = getattr(group, "real_obj", group)
-    comm = communicator_of(group)
-    return tuple(named_rank(group, rank) for rank in range(comm.world_size if comm else 0))
-
-
-def _root_of(src: int, group: GroupLike) -> int:
-    """Return the group rank of a root.
-
-    `src` is compared with one member after another. So the compiler sees that the graph holds for
-    this root alone, also where it has taken `src` for a number that varies.
-    """
-    members = members_of(group)
-    for root, member in enumerate(members):
-        if member == src:
-            return root
-    raise UsageError(f"src={src} is not one of the group's ranks {members}")
 
 
 # ---- the functions -------------------------------------------------------------------------------
@@ -141,7 +45,7 @@ def all_reduce(x: Tensor, op: object = "sum", group: GroupLike = None) -> Tensor
         UnsupportedError: A derivative of another operation was asked for.
         FastcollError: See `fastcoll.all_reduce`.
     """
-    return cast(Tensor, torch.ops.fastcoll.all_reduce(x, code_of(_word(op)), name_of(group)))
+    return cast(Tensor, torch.ops.fastcoll.all_reduce(x, traced_code(op), traced_name(group)))
 
 
 def reduce_scatter(x: Tensor, op: object = "sum", group: GroupLike = None) -> Tensor:
@@ -152,7 +56,7 @@ def reduce_scatter(x: Tensor, op: object = "sum", group: GroupLike = None) -> Te
         op: See `all_reduce`, as for the group and the errors.
         group: The group.
     """
-    return cast(Tensor, torch.ops.fastcoll.reduce_scatter(x, code_of(_word(op)), name_of(group)))
+    return cast(Tensor, torch.ops.fastcoll.reduce_scatter(x, traced_code(op), traced_name(group)))
 
 
 def all_gather(x: Tensor, group: GroupLike = None) -> Tensor:
@@ -162,7 +66,7 @@ def all_gather(x: Tensor, group: GroupLike = None) -> Tensor:
         x: [n, ...], of the same shape and dtype on every rank.
         group: See `all_reduce`.
     """
-    return cast(Tensor, torch.ops.fastcoll.all_gather(x, name_of(group)))
+    return cast(Tensor, torch.ops.fastcoll.all_gather(x, traced_name(group)))
 
 
 def broadcast(x: Tensor, src: int, group: GroupLike = None) -> Tensor:
@@ -173,8 +77,8 @@ def broadcast(x: Tensor, src: int, group: GroupLike = None) -> Tensor:
         src: Rank in the group; the global rank if `group` is a torch process group.
         group: See `all_reduce`.
     """
-    name = name_of(group)
-    return cast(Tensor, torch.ops.fastcoll.broadcast(x, _root_of(src, group), name))
+    name = traced_name(group)
+    return cast(Tensor, torch.ops.fastcoll.broadcast(x, traced_root(src, group), name))
 
 
 def all_to_all(
@@ -196,7 +100,7 @@ def all_to_all(
     return cast(
         Tensor,
         torch.ops.fastcoll.all_to_all(
-            x, output_split_sizes or [], input_split_sizes or [], name_of(group)
+            x, output_split_sizes or [], input_split_sizes or [], traced_name(group)
         ),
     )
 
@@ -229,7 +133,7 @@ def all_reduce_rms_norm(
         op: SUM or AVG.
         group: See `all_reduce`, as for the errors.
     """
-    terms = eps, offset, rounds_first, wide_sum, code_of(_word(op)), name_of(group)
+    terms = eps, offset, rounds_first, wide_sum, traced_code(op), traced_name(group)
     normed, summed = torch.ops.fastcoll.all_reduce_rms_norm(x, residual, weight, *terms)
     return normed, summed
 

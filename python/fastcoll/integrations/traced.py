@@ -24,11 +24,16 @@ from torch import Tensor
 import fastcoll
 from fastcoll.api import VERBS, moves, reductions
 from fastcoll.api.groups import GroupLike
-from fastcoll.integrations import ops
+from fastcoll.integrations import graph_names, ops
 
 _PREFIX = f"{fastcoll.__name__}."
 # The compiler looks into these modules; vLLM traces its communicator with the model.
-_TRACED = (__name__, ops.__name__, "fastcoll.integrations.vllm_communicator")
+_TRACED = (
+    __name__,
+    ops.__name__,
+    graph_names.__name__,
+    "fastcoll.integrations.vllm_communicator",
+)
 
 
 def register() -> None:
@@ -36,8 +41,7 @@ def register() -> None:
     _skip_files()
     _import_all()
     _skip_functions()
-    # The results of these are put into the graph, and hold as long as the compiler's guards do.
-    for constant in (ops.name_of, ops.code_of, ops.members_of):
+    for constant in graph_names.CONSTANTS:
         torch.compiler.assume_constant_result(constant)
     for function, traced in (
         (reductions.all_reduce, all_reduce),
