@@ -109,7 +109,8 @@ CONSTANTS = (code_of, name_of, members_of, _name_at, _members_at)
 
 
 def traced_code(op: object) -> int:
-    """Return `code_of` a reduction. Before torch 2.13 the compiler takes no ReduceOp, but its name."""
+    """Return `code_of` a reduction."""
+    # Before torch 2.13 the compiler takes no ReduceOp, but its name.
     name = getattr(op, "name", None)
     return code_of(op if name is None else name.lower())
 
@@ -138,4 +139,4 @@ def _members(group: GroupLike) -> tuple[int, ...]:
 
 def _is_constant(group: GroupLike) -> bool:
     """Return whether torch's compiler takes a group for a constant; else it takes its address."""
-    return _TAKES_OBJECTS or group is None or type(group) in (int, dist.ProcessGroup)
+    return _TAKES_OBJECTS or group is None or isinstance(group, int | dist.ProcessGroup)

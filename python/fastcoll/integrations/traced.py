@@ -17,9 +17,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 import fastcoll
 from fastcoll.api import VERBS, moves, reductions
@@ -40,6 +42,7 @@ def register() -> None:
     """Tell the compiler the function to trace in place of each of fastcoll's."""
     _skip_files()
     _import_all()
+    _show_groups()
     _skip_functions()
     for constant in graph_names.CONSTANTS:
         torch.compiler.assume_constant_result(constant)
@@ -66,6 +69,13 @@ def _import_all() -> None:
     """Import what few programs need: the compiler skips only functions that are there by now."""
     for name in ("choose.schedules", "nodes.group", "nodes.making"):
         importlib.import_module(_PREFIX + name)
+
+
+def _show_groups() -> None:
+    """Let the compiler of torch 2.11 know groups in Python; later ones know every process group."""
+    known: Any = getattr(torch._dynamo.variables.distributed, "ProcessGroupVariable", None)
+    if known is not None:
+        known.is_process_group = staticmethod(lambda value: isinstance(value, ProcessGroup))
 
 
 def _skip_functions() -> None:
