@@ -6,11 +6,14 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,6 +80,56 @@ def test_ranks_that_do_not_return_are_named_at_the_limit() -> None:
     assert caught.value.ranks == (0, 1)
 
 
+def leave_a_thread(bad: int | None) -> None:
+    """Return, or raise, with a thread that keeps the process."""
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    if bad == int(os.environ["RANK"]):
+        raise ValueError("no data here")
+
+
+@pytest.mark.long
+def test_ranks_that_returned_and_go_on_are_named_at_the_limit() -> None:
+    text = r"ranks \[0, 1\] of 2 had returned, but .* as for a thread that is no daemon"
+    with pytest.raises(fastcoll.CollectiveTimeout, match=text) as caught:
+        fastcoll.launch(leave_a_thread, None, timeout_s=LATE_S)
+    assert caught.value.ranks == (0, 1)
+
+
+@pytest.mark.long
+def test_a_rank_that_raised_and_goes_on_ends_the_others() -> None:
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="no data here"):
+        fastcoll.launch(leave_a_thread, 1, timeout_s=6 * LATE_S)
+    assert time.monotonic() - start < 3 * LATE_S
+
+
+def lose_a_peer(began: str) -> None:
+    """Rank 0 raises what rank 1 causes before that one raises: it had closed its group."""
+    if os.environ["RANK"] == "0":
+        threading.Thread(target=time.sleep, args=(1,)).start()
+        Path(began).touch()
+        raise fastcoll.PeerLostError("rank 1 left", [1])
+    while not Path(began).exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    raise ValueError("no data here")
+
+
+def test_an_error_that_no_other_rank_caused_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no data here"):
+        fastcoll.launch(lose_a_peer, str(tmp_path / "began"))
+
+
+class Unreadable:
+    def __reduce__(self) -> Any:
+        return (int, ("no number",))
+
+
+def test_a_result_that_cannot_be_read_again_is_told_with_its_rank() -> None:
+    with pytest.raises(fastcoll.UsageError, match=r"rank 0 of 1 returned .* invalid literal"):
+        fastcoll.launch(Unreadable, ranks=1)
+
+
 def end_in_a_reply(is_killed: bool, began: str) -> None:
     """Rank 1 ends when it has sent a part of its reply: it is killed, or as rank 0 raises."""
     if os.environ["RANK"] == "1":
@@ -126,16 +179,27 @@ def test_a_launch_that_fails_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatc
         assert open_fds() == before, kind
 
 
-@pytest.mark.parametrize("ranks", [0, 1025, "2"])
+@pytest.mark.parametrize("ranks", [0, 1025, "2", 2.0, True])
 def test_a_number_of_ranks_that_is_none_is_refused(ranks: Any) -> None:
     with pytest.raises(fastcoll.UsageError, match="1 to 1024"):
         fastcoll.launch(time.sleep, 0, ranks=ranks)
 
 
-@pytest.mark.parametrize("limit_s", [0, -1, float("nan")])
-def test_a_limit_that_is_none_is_refused(limit_s: float) -> None:
+@pytest.mark.parametrize("limit_s", [0, -1, float("nan"), "x", True, timedelta(-1)])
+def test_a_limit_that_is_none_is_refused(limit_s: Any) -> None:
     with pytest.raises(fastcoll.UsageError, match="a positive number of seconds"):
         fastcoll.launch(time.sleep, 0, timeout_s=limit_s)
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    function: Any = 3
+    with pytest.raises(fastcoll.UsageError, match="3 can't be called; pass a function"):
+        fastcoll.launch(function)
+
+
+def test_numbers_of_other_kinds_are_taken() -> None:
+    ranks: Any = np.int64(1)
+    assert fastcoll.launch(int, "7", ranks=ranks, timeout_s=timedelta.max) == [7]
 
 
 def test_an_argument_that_cannot_be_sent_is_refused() -> None:

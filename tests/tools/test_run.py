@@ -106,6 +106,26 @@ def test_of_failures_at_once_the_first_is_none_that_another_rank_caused() -> Non
     assert ranks.first_failure() == ranks.failures[1]
 
 
+def test_a_rank_that_raised_and_goes_on_is_named_with_the_peer_that_missed_it(run: Run) -> None:
+    text = """
+    import threading
+    if rank == 1:
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        print(os.getpid(), flush=True)
+        raise ValueError("no data here")
+    sys.stderr.write("fastcoll.errors.CollectiveTimeout: waited for rank 1")
+    time.sleep(1)
+    sys.exit(1)
+    """
+    result = run(text)
+    assert result.exit_code == 1
+    last = " ".join(result.stderr.split("error: ")[-1].split())
+    assert last == (
+        "rank 0 of 2 ended with exit code 1: fastcoll.errors.CollectiveTimeout: waited for rank 1; "
+        "rank 1, which had not ended, raised ValueError: no data here"
+    )
+
+
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL"])
 def test_a_rank_that_a_signal_killed_is_named(run: Run, name: str) -> None:
     result = run(f"os.kill(os.getpid(), signal.{name}) if rank else time.sleep(600)")

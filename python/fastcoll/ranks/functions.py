@@ -11,20 +11,27 @@ import pickle
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from fastcoll.errors import CollectiveTimeout, FastcollError, PeerLostError, UsageError
 from fastcoll.ranks.output import Sink
 from fastcoll.ranks.processes import Program, Ranks
+from fastcoll.text import error_in_words
 
 T = TypeVar("T")
 _MOST_RANKS = 1024  # a number beyond it is a mistake
+_MOST_S = 1e9  # a longer limit is this one
 _SIZE = struct.Struct("=Q")
 
 
 def launch(
-    function: Callable[..., T], *args: Any, ranks: int = 2, timeout_s: float | None = None
+    function: Callable[..., T],
+    *args: Any,
+    ranks: int = 2,
+    timeout_s: float | timedelta | None = None,
 ) -> list[T]:
     """Run a function on new ranks of this machine, and return what each of them returned.
 
@@ -46,41 +53,82 @@ def launch(
         Exception: The first exception that a rank raised. A note names the rank and has its
             traceback. The other ranks are ended.
         PeerLostError: A rank ended before it returned; `ranks` names it.
-        CollectiveTimeout: The limit passed; `ranks` are those that had not returned.
+        CollectiveTimeout: The limit passed; `ranks` are those that had not returned. If all had,
+            they are those whose processes went on, as for a thread that is no daemon.
         DriverError: The system did not let a rank start, as for want of descriptors or processes.
-        UsageError: The function or an argument can't be pickled. Or `ranks` or `timeout_s` is out
-            of range.
+        UsageError: The function, an argument or a result can't be pickled and read again. Or an
+            argument of `launch` itself is none that it takes.
     """
-    if not isinstance(ranks, int) or not 1 <= ranks <= _MOST_RANKS:
-        raise UsageError(f"launch: ranks={ranks!r} must be a whole number from 1 to {_MOST_RANKS}")
-    if timeout_s is not None and not timeout_s > 0:  # NaN, too
-        raise UsageError(f"launch: timeout_s={timeout_s!r} must be a positive number of seconds")
+    limit_s = _checked(function, ranks, timeout_s)
     results: dict[int, Any] = {}
     errors: list[BaseException] = []
 
-    def take(rank: int, data: bytes) -> None:
-        if (reply := _whole(data)) is not None:
-            error, value = pickle.loads(reply)
-            if error is None:
-                results[rank] = value
-            else:
-                errors.append(_named(error, rank, ranks, trace=value))
+    def take(rank: int, data: bytes) -> bool:
+        if (reply := _whole(data)) is None:
+            return True
+        error, value = _read(reply, rank, ranks)
+        if error is None:
+            results[rank] = value
+            return True
+        errors.append(error)
+        return False
 
     with _work_file(function, args) as fd:
         command = (sys.executable, "-m", "fastcoll.ranks.function_rank", str(fd))
         program = Program(command, ranks, _sinks(), passed_fds=(fd,), on_reply=take)
         with Ranks(program) as started:
-            in_time = started.wait(limit_s=float("inf") if timeout_s is None else timeout_s)
-    if errors:
-        raise errors[0]
+            in_time = started.wait(limit_s=limit_s)
+            living = started.living()
+    if errors:  # of several at once one that no other rank caused
+        raise min(errors, key=lambda one: isinstance(one, PeerLostError))
     if failure := started.first_failure():
         text = f"launch: {failure.describe(ranks)}; it had not returned"
         raise PeerLostError(text, [failure.rank])
     if not in_time:
-        missing = [rank for rank in range(ranks) if rank not in results]
-        late = f"launch: ranks {missing} of {ranks} had not returned after {timeout_s:g} s"
-        raise CollectiveTimeout(f"{late}, and were ended", missing)
+        raise _late([rank for rank in range(ranks) if rank not in results], living, ranks, limit_s)
     return [results[rank] for rank in range(ranks)]
+
+
+def _checked(function: object, ranks: Any, timeout_s: Any) -> float:
+    """Return the limit in seconds, if these arguments have a meaning."""
+    if not callable(function):
+        raise UsageError(
+            f"launch: {function!r} can't be called; pass a function, and its arguments behind it"
+        )
+    is_whole = isinstance(ranks, Integral) and not isinstance(ranks, bool)
+    if not is_whole or not 1 <= ranks <= _MOST_RANKS:
+        raise UsageError(f"launch: ranks={ranks!r} must be a whole number from 1 to {_MOST_RANKS}")
+    if timeout_s is None:
+        return float("inf")
+    limit = timeout_s.total_seconds() if isinstance(timeout_s, timedelta) else timeout_s
+    is_number = isinstance(limit, Real) and not isinstance(limit, bool)
+    if not is_number or not limit > 0:  # NaN, too
+        raise UsageError(f"launch: timeout_s={timeout_s!r} must be a positive number of seconds")
+    return float(min(limit, _MOST_S))
+
+
+def _late(missing: list[int], living: list[int], ranks: int, limit_s: float) -> CollectiveTimeout:
+    """Return the error of a limit that has passed."""
+    if missing:
+        late = f"ranks {missing} of {ranks} had not returned after {limit_s:g} s"
+    else:
+        late = (
+            f"ranks {living} of {ranks} had returned, but their processes still ran after "
+            f"{limit_s:g} s, as for a thread that is no daemon"
+        )
+    return CollectiveTimeout(f"launch: {late}; they were ended", missing or living)
+
+
+def _read(reply: memoryview, rank: int, ranks: int) -> tuple[BaseException | None, Any]:
+    """Return a rank's error, or None and its result."""
+    try:
+        error, value = pickle.loads(reply)
+    except Exception as problem:  # whatever the result's class does in there
+        text = f"launch: what rank {rank} of {ranks} returned can't be unpickled here"
+        refused = UsageError(f"{text}: {error_in_words(problem)}")
+        refused.__cause__ = problem
+        return refused, None
+    return error and _named(error, rank, ranks, trace=value), value
 
 
 @contextlib.contextmanager

@@ -23,6 +23,8 @@ class Lines:
         self._sink = sink
         self._rest = b""
         self.last = b""  # the last line that is not blank
+        self.raised = b""  # the first line of the last error that has a traceback
+        self._in_traceback = False
 
     def feed(self, data: bytes) -> None:
         """Pass on the lines that are complete by now."""
@@ -30,9 +32,19 @@ class Lines:
         if len(self._rest) > _MOST_BYTES:
             lines.append(self._rest + b"\n")
             self._rest = b""
-        self.last = next((line for line in reversed(lines) if line.strip()), self.last)
+        for line in lines:
+            self._look(line)
         if lines:
             self._sink(b"".join(self._prefix + line for line in lines))
+
+    def _look(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        self.last = line
+        if line.startswith(b"Traceback (most recent call last):"):
+            self._in_traceback = True
+        elif self._in_traceback and not line.startswith(b" "):
+            self._in_traceback, self.raised = False, line
 
     def finish(self) -> None:
         """Pass on a last line that has no end."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Self
@@ -36,6 +36,7 @@ _READ_BYTES = 1 << 16
 # Torch's store takes them. Without them its client tries for five minutes, or the process aborts.
 _STORE_DESCRIPTORS = 12
 _SHIM = str(Path(__file__).with_name("shim.py"))
+_OF_OTHERS = ("CollectiveTimeout", "PeerLostError")  # errors that another rank causes
 _SIGNALS = {one.value: one.name for one in signal.Signals}
 
 
@@ -74,9 +75,9 @@ class Program:
     sinks: tuple[Sink, Sink] | None = None
     bind: bool = True  # whether each rank stays on its share of the CPUs
     passed_fds: tuple[int, ...] = ()  # descriptors that the ranks inherit
-    # Takes a rank and all that it wrote to the pipe whose number ends its command. A rank that
-    # wrote nothing has failed. None: no such pipe.
-    on_reply: Callable[[int, bytes], None] | None = None
+    # Takes a rank and all that it wrote to the pipe whose number ends its command; whether that
+    # tells no failure. A rank that wrote nothing has failed. None: no such pipe.
+    on_reply: Callable[[int, bytes], bool] | None = None
 
 
 @dataclass
@@ -98,8 +99,9 @@ class Ranks:
         self._program = program
         self._alive: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
-        self._kill_at = float("inf")
+        self._end_at = self._kill_at = float("inf")
         self._is_ending = self._is_mute = False
+        self._raised: list[str] = []  # of ranks that went on all the same, as others failed
         self._store: TCPStore | None = None
 
     def __enter__(self) -> Self:
@@ -142,22 +144,33 @@ class Ranks:
         end = time.monotonic() + limit_s
         while self._alive:
             self._turn()
-            if self.failures and not keep_going:
+            now = time.monotonic()
+            if (self.failures or now > self._end_at) and not keep_going:
                 self.end(signal.SIGTERM)
-            if time.monotonic() > end:
+            if now > end:
                 return False
         return True
+
+    def living(self) -> list[int]:
+        """Return the ranks whose processes have not ended."""
+        return sorted(one.rank for one in self._alive)
 
     def end(self, signum: signal.Signals) -> None:
         """Tell the ranks that are left to end; those that don't follow are killed."""
         if not self._is_ending:
             self._is_ending = True
+            for one in self._alive:
+                if one.words and (raised := one.words.raised.decode(errors="replace").strip()):
+                    self._raised.append(f"rank {one.rank}, which had not ended, raised {raised}")
             self._kill_at = time.monotonic() + GRACE_S
             self._signal(signum)
 
     def first_failure(self) -> Failure | None:
         """Return the failure that came first; of several at once one that no other rank caused."""
-        return min(self.failures, key=lambda one: "PeerLostError" in one.words, default=None)
+        first = min(self.failures, key=lambda one: "PeerLostError" in one.words, default=None)
+        if first and any(name in first.words for name in _OF_OTHERS):
+            return replace(first, words="; ".join((first.words, *self._raised)))
+        return first
 
     def _start(self, rank: int, share: Share, port: int) -> None:
         program = self._program
@@ -186,13 +199,18 @@ class Ranks:
         if program.on_reply is not None:
             reply_fd, write_fd = pipe
             os.close(write_fd)
-            one.reply = _Reply(partial(program.on_reply, rank))
+            one.reply = _Reply(partial(self._take_reply, rank))
             self._read(one, os.fdopen(reply_fd, "rb"), one.reply)
         if program.sinks is not None:
             for stream, sink in zip((process.stdout, process.stderr), program.sinks, strict=True):
                 assert stream is not None
                 one.words = Lines(b"[%d] " % rank, partial(self._say, sink))
                 self._read(one, stream, one.words)
+
+    def _take_reply(self, rank: int, data: bytes) -> None:
+        assert self._program.on_reply is not None
+        if not self._program.on_reply(rank, data):  # a thread of its may keep it from ending
+            self._end_at = min(self._end_at, time.monotonic() + GRACE_S)
 
     def _say(self, sink: Sink, text: bytes) -> None:
         if not self._is_mute:
