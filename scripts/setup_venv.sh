@@ -41,8 +41,12 @@ install_checkout() { # extras
   { list_requirements "$1" && cat "$constraints"; } >"$ready/versions"
   cmp --quiet "$ready/versions" "$venv/versions" || {
     list_requirements "$1" >"$ready/requirements.txt"
-    "${pip[@]}" install --no-compile -c "$constraints" -r "$ready/requirements.txt" ||
-      { kill $! && wait $! && rm -r "$ready" && return 1; }
+    "${pip[@]}" install --no-compile -c "$constraints" -r "$ready/requirements.txt" || {
+      kill $! || true # it may be complete
+      wait $! || true
+      rm -r "$ready"
+      return 1
+    }
     cp "$ready/versions" "$venv"
     # The bytecode of the largest packages, once: else each worker of pytest would make all of it.
     # Some extras lack the last ones.

@@ -228,3 +228,24 @@ def test_a_broken_nvcc_costs_gpu_support_only(checkout: Path, tmp_path: Path, nv
     assert "warning" in warning
     built = [path.name for path in (checkout / "out").rglob("*.so")]
     assert [name.split(".")[0] for name in built] == ["_C"]
+
+
+# In place of an environment's python and pip: the packages can't be had.
+UNREACHABLE = """#!/bin/bash
+case "$*" in
+  "-m pip "*" -r "*) echo "no such package" >&2; exit 1 ;;
+  "-m pip "*) exec sleep 1 ;; # the wheel
+esac
+exec python3 "$@"
+"""
+
+
+def test_an_install_that_failed_is_tried_again(checkout: Path, tmp_path: Path) -> None:
+    (bin_ := tmp_path / "bin").mkdir()
+    for name in ("python", "pip"):
+        (bin_ / name).write_text(UNREACHABLE)
+        (bin_ / name).chmod(0o755)
+    for _ in range(2):
+        test = ("bash", "scripts/test.sh")
+        code, output = attempt(*test, cwd=checkout, FASTCOLL_VENV=str(tmp_path))
+        assert (code, output.count("no such package")) == (1, 1), output
