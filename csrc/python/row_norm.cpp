@@ -5,6 +5,8 @@
 
 #include <array>
 #include <cstddef>
+#include <optional>
+#include <string>
 
 #include "python/arguments.h"
 #include "python/errors.h"
@@ -68,16 +70,39 @@ bool sort_args(PyObject* const* args, size_t num_args, PyObject* kwnames,
   return true;
 }
 
+// A number that was given, else its default; none with a Python error set.
+std::optional<double> number_given(PyObject* object, double usual, const char* wanted) {
+  const double number = object ? PyFloat_AsDouble(object) : usual;
+  if (number != -1 || !PyErr_Occurred()) return number;
+  PyErr_Clear();
+  set_python_error(Failure(ErrorKind::usage, std::string("RMSNorm: ") + wanted));
+  return std::nullopt;
+}
+
+// Whether each tensor that was given may be one: a call looks closer. False with an error set.
+bool may_be_tensors(const std::array<PyObject*, kNumArgs>& sorted) {
+  for (const Arg arg : {kWeight, kResidual, kSummed, kScales}) {
+    PyObject* const object = sorted[arg];
+    if (!given(object) || is_tensor(object) || is_array(object)) continue;
+    if (PyObject_HasAttrString(object, "shape")) continue;
+    const std::string what = std::string("RMSNorm: ") + kNames[arg];
+    set_python_error(Failure(ErrorKind::usage, what + " must be a tensor or a NumPy array, not " +
+                                                   Py_TYPE(object)->tp_name));
+    return false;
+  }
+  return true;
+}
+
 PyObject* make(PyObject* type, PyObject* const* args, size_t flagged_num, PyObject* kwnames) {
   std::array<PyObject*, kNumArgs> sorted{};
   if (!sort_args(args, size_t(PyVectorcall_NARGS(flagged_num)), kwnames, sorted)) return nullptr;
   constexpr double kDefaultEps = 1e-6;
-  const double epsilon = sorted[kEps] ? PyFloat_AsDouble(sorted[kEps]) : kDefaultEps;
-  if (epsilon == -1 && PyErr_Occurred()) return nullptr;
-  const double offset = sorted[kOffset] ? PyFloat_AsDouble(sorted[kOffset]) : 0;
-  if (offset == -1 && PyErr_Occurred()) return nullptr;
-  if (!is_epsilon(epsilon)) {
-    set_python_error(Failure(ErrorKind::usage, "RMSNorm: eps must be a number from 0 on"));
+  constexpr const char* kEpsilons = "eps must be a number from 0 on";
+  const auto epsilon = number_given(sorted[kEps], kDefaultEps, kEpsilons);
+  const auto offset = number_given(sorted[kOffset], 0, "offset must be a number");
+  if (!epsilon || !offset || !may_be_tensors(sorted)) return nullptr;
+  if (!is_epsilon(*epsilon)) {
+    set_python_error(Failure(ErrorKind::usage, std::string("RMSNorm: ") + kEpsilons));
     return nullptr;
   }
   const int rounds_first = sorted[kRoundsFirst] ? PyObject_IsTrue(sorted[kRoundsFirst]) : 0;
@@ -93,8 +118,8 @@ PyObject* make(PyObject* type, PyObject* const* args, size_t flagged_num, PyObje
   norm.residual = kept(kResidual);
   norm.summed = kept(kSummed);
   norm.scales = kept(kScales);
-  norm.epsilon = epsilon;
-  norm.offset = offset;
+  norm.epsilon = *epsilon;
+  norm.offset = *offset;
   norm.rounds_first = char(rounds_first);
   norm.wide_sum = char(wide_sum);
   return object;

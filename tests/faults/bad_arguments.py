@@ -222,6 +222,10 @@ def mistakes_of_tensors(world: int) -> dict[str, Mistake]:
             all_reduce(np.ma.masked_array(np.ones(6, np.float32), mask=[True] + 5 * [False])),
             "UnsupportedError: masked ... filled(value)",
         ),
+        "without a shape": (
+            all_reduce(torch.nn.UninitializedBuffer()),
+            "UninitializedBuffer ... no shape yet",
+        ),
         "sparse": (all_reduce(torch.eye(3).to_sparse()), "UnsupportedError: sparse ... to_dense"),
         "nested": (
             all_reduce(torch.nested.nested_tensor([six, filled(2)])),
@@ -321,11 +325,16 @@ def mistakes_of_other_calls(world: int) -> dict[str, Mistake]:
         "fraction of an element": (lambda comm: comm.empty([2.7]), "integers ... 2.7"),
         "shape is a fraction": (lambda comm: comm.empty(2.5), "integers ... 2.5"),
         "dtype is a text": (lambda comm: comm.empty(3, dtype="float32"), "torch.dtype ... float32"),
+        "dtype is a number": (lambda comm: comm.empty(3, dtype=0.0), "torch.dtype ... 0.0"),
+        "device is a number": (lambda comm: comm.empty(3, device=1.5), "torch.device ... 1.5"),
+        "device has no kind": (lambda comm: comm.empty(3, device="0"), "torch.device ... '0'"),
         "less than nothing": (lambda comm: comm.empty(-1), "-1"),
         "dtype without a verb": (
             lambda comm: comm.empty(3, dtype=torch.float8_e8m0fnu),
             "UnsupportedError: float8_e8m0fnu",
         ),
+        "peer as a text": (lambda comm: comm.peer_is_gone("0"), "peer must be a rank"),
+        "no such peer": (lambda comm: comm.peer_is_gone(10**30), "peer ... is not a rank"),
         "fraction of a rank": (lambda comm: comm.new_group([0.5]), "ranks ... 0.5"),
         "rank as a text": (lambda comm: comm.new_group("0"), "ranks ... integers"),
         "ranks is a number": (lambda comm: comm.new_group(0), "ranks ... sequence"),

@@ -77,4 +77,10 @@ def mistakes_of_norms(world: int) -> dict[str, Mistake]:
             lambda comm: norm_of(eps=-1.0)(comm),
             "eps must be a number from 0 on",
         ),
+        "an eps in words": (lambda comm: norm_of(eps="small")(comm), "eps must be a number"),
+        "an offset in words": (lambda comm: norm_of(offset="1")(comm), "offset must be a number"),
+        "a weight that is no tensor": (
+            lambda comm: fastcoll.RMSNorm(3),
+            "weight must be a tensor ... int",
+        ),
     }

@@ -12,10 +12,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fastcoll.calls.foreign import as_tensor, has_dlpack, is_foreign, on_cpu
+from fastcoll.calls.odd_tensors import refuse_odd, without_memory
 from fastcoll.errors import UnsupportedError, UsageError
 from fastcoll.types import FROM_TORCH, ITEMSIZE, MOVED, DType
 
@@ -47,6 +46,12 @@ class ArrayView:
     @property
     def num_bytes(self) -> int:
         return self.numel * ITEMSIZE[self.dtype]
+
+    @property
+    def kind_of_elements(self) -> str:
+        """The name of the user's dtype, also of one that is moved as integers."""
+        is_moved = isinstance(self.source, torch.Tensor) and self.source.dtype in MOVED
+        return str(self.source.dtype).removeprefix("torch.") if is_moved else self.dtype.name
 
 
 def view(array: object, name: str, *, gpu: bool = False) -> ArrayView:
@@ -101,34 +106,7 @@ def _view_dlpack(array: Any, name: str) -> ArrayView:
 
 
 def _view_tensor(tensor: torch.Tensor, name: str, gpu: bool) -> ArrayView:
-    if tensor.is_meta:
-        raise UnsupportedError(
-            f"{name} is a meta tensor, which has no elements; make it on a device, as with "
-            f"torch.empty_like({name}, device='cpu')"
-        )
-    if tensor.is_quantized:
-        raise UnsupportedError(
-            f"{name} is quantized; pass {name}.int_repr(), or {name}.dequantize() for a sum"
-        )
-    if tensor.device.type != "cpu" and not (gpu and tensor.is_cuda):
-        places = "CPUs and CUDA devices" if gpu else "CPUs"
-        raise UnsupportedError(
-            f"{name} is on {tensor.device}; this verb takes tensors on {places}: pass {name}.cpu()"
-        )
-    if tensor.is_nested:
-        raise UnsupportedError(f"{name} is a nested tensor; pass {name}.unbind() as a list")
-    if tensor.layout != torch.strided:
-        raise UnsupportedError(f"{name} is {tensor.layout}; pass {name}.to_dense()")
-    if isinstance(tensor, FakeTensor):
-        raise UnsupportedError(
-            f"{name} is a FakeTensor, which has no memory; where torch traces, as torch.export "
-            "does, call the operators of fastcoll.integrations.ops"
-        )
-    if _is_wrapper(tensor):
-        raise UnsupportedError(
-            f"{name} is a {type(tensor).__name__}, which has no memory of its own; pass the plain "
-            "tensor inside (to_local() of a DTensor)"
-        )
+    refuse_odd(tensor, name, gpu)
     dtype = FROM_TORCH.get(tensor.dtype, MOVED.get(tensor.dtype))
     if dtype is None:
         raise _unknown_dtype(name, tensor.dtype)
@@ -153,17 +131,6 @@ def _is_masked(array: object) -> bool:
     return masked is not None and isinstance(array, masked.MaskedArray)
 
 
-def _is_wrapper(tensor: object) -> bool:
-    return is_traceable_wrapper_subclass(tensor)
-
-
-def _in_transform(name: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"{name} has no memory inside one of torch.func's transforms (vmap, grad, jvp, "
-        "functionalize); use fastcoll.integrations.ops there, or call outside of them"
-    )
-
-
 def _address(tensor: torch.Tensor, name: str) -> int:
     """Return where a tensor's elements lie, all of them.
 
@@ -172,7 +139,7 @@ def _address(tensor: torch.Tensor, name: str) -> int:
     try:
         ptr, held_bytes = tensor.data_ptr(), tensor.untyped_storage().nbytes()
     except RuntimeError as error:  # of torch.func's tensors
-        raise _in_transform(name) from error
+        raise without_memory(tensor, name) from error
     if tensor.numel() == 0:
         return ptr
     last = sum(
@@ -185,7 +152,7 @@ def _address(tensor: torch.Tensor, name: str) -> int:
             "resized"
         )
     if ptr == 0:
-        raise _in_transform(name)
+        raise without_memory(tensor, name)
     return ptr
 
 
@@ -222,7 +189,7 @@ def premultiplied(array: ArrayView, factor: object) -> ArrayView:
 
 def refuse_moved(array: ArrayView, name: str) -> None:
     """Raise UnsupportedError if elements of this type can only be moved."""
-    if isinstance(array.source, torch.Tensor) and array.source.dtype in MOVED:
+    if array.kind_of_elements != array.dtype.name:
         raise _unknown_dtype(name, array.source.dtype)
 
 

@@ -228,7 +228,7 @@ def check_parts(call: PartsCall, rank: int, world_size: int) -> PartsOperands:
         _check_apart(source, target, rank, own_part_may_be_one=True)
     op = Op.SUM
     if call.verb is Verb.reduce_scatter and source:
-        reductions = [reduction_of(call.op, array) for array in source.views]
+        reductions = [reduction_of(call.op, array, input_name) for array in source.views]
         op = reductions[0][0]
         source = replace(source, views=tuple(array for _, array in reductions))
     return PartsOperands(dtype, op, numel, root, source, target, splits)
@@ -282,11 +282,11 @@ def _checked(source: Side | None, target: Side | None, input_name: str, output_n
     sides = ((source, input_name), (target, output_name))
     named = [(array, name) for side, name in sides if side for array in side.views]
     check_one_device(named)
-    kinds = {array.dtype for array, _ in named}
+    kinds = {array.kind_of_elements for array, _ in named}
     if len(kinds) != 1:
-        names = " and ".join(sorted(kind.name for kind in kinds))
+        names = " and ".join(sorted(kinds))
         raise UsageError(f"{input_name} and {output_name} need one dtype, not {names}")
-    return kinds.pop()
+    return named[0][0].dtype
 
 
 def _fit(single: Side | None, listed: Side | None, rank: int, call: PartsCall) -> tuple[int, int]:

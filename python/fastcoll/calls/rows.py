@@ -50,7 +50,8 @@ class RMSNorm(_C.RowNorm):
             scale, which is stored here.
 
     Raises:
-        UsageError: `eps` is negative or not finite.
+        UsageError: `eps` is negative or not finite, `offset` is no number, or one of the tensors
+            is none.
     """
 
     __slots__ = ()

@@ -168,7 +168,7 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
         return _broadcast(source, call.root, rank, world_size)
     root = checked_rank(call.root, "dst", world_size) if call.verb is Verb.reduce else 0
     if call.verb is Verb.reduce and rank != root:
-        op, source = reduction_of(call.op, source)
+        op, source = reduction_of(call.op, source, input_name)
         return Operands(source.dtype, op, source.numel, root, source, None)
     target = source
     if call.output is call.input:
@@ -180,17 +180,17 @@ def check(call: Call, rank: int, world_size: int) -> Operands:
     is_cast = gives_codes(call.then, target.dtype) or gives_floats(
         call.then, source.dtype, target.dtype
     )
-    if target.dtype is not source.dtype and not is_cast:
+    kinds = source.kind_of_elements, target.kind_of_elements
+    if kinds[0] != kinds[1] and not is_cast:
         raise UsageError(
-            f"{input_name} is {source.dtype.name} and {output_name} is {target.dtype.name}; "
-            "they need one dtype"
+            f"{input_name} is {kinds[0]} and {output_name} is {kinds[1]}; they need one dtype"
         )
     numel, own_chunk = _fit(call.verb, source, target, rank, world_size)
     if not own_chunk:
         check_overlap(source, target, f"{input_name} and {output_name}")
     op = Op.SUM
     if call.verb is not Verb.all_gather:
-        op, source = reduction_of(call.op, source)
+        op, source = reduction_of(call.op, source, input_name)
     rows = None
     if call.then is not None:
         rows = check_rows(call.then, op, source, target, output_name)
@@ -261,14 +261,14 @@ def checked_integer(value: object, requirement: str) -> int:
         raise UsageError(f"{requirement}, not {value!r}") from None
 
 
-def reduction_of(op: object, array: ArrayView) -> tuple[Op, ArrayView]:
+def reduction_of(op: object, array: ArrayView, name: str) -> tuple[Op, ArrayView]:
     """Return the reduction that `op` means, and this rank's input for it.
 
     Raises:
         UsageError: `op` is no reduction.
         UnsupportedError: It means nothing for the array's type.
     """
-    refuse_moved(array, "the input")
+    refuse_moved(array, name)
     premultiplies: object = ReduceOp.PREMUL_SUM
     if isinstance(op, ReduceOp) and op == premultiplies:  # a rank's factor is its own affair
         state = cast(Any, op).__getstate__()

@@ -93,7 +93,7 @@ def to_itself(transfers: Sequence[Transfer]) -> list[tuple[torch.Tensor, torch.T
         )
     pairs = []
     for given, taken in zip(sends, receives, strict=True):
-        sides = [(one.tag, one.array.dtype.name, one.array.numel) for one in (given, taken)]
+        sides = [(one.tag, one.array.kind_of_elements, one.array.numel) for one in (given, taken)]
         if sides[0] != sides[1]:
             raise UsageError(
                 f"this rank sends itself (tag, dtype, elements) {sides[0]}, but expects {sides[1]}"

@@ -37,6 +37,7 @@ from fastcoll.calls.pool import before_end
 from fastcoll.calls.recorder import VerbStats, stats_of
 from fastcoll.calls.settings import Settings, resolve
 from fastcoll.calls.sites import tracing
+from fastcoll.calls.tensors import checked_rank
 from fastcoll.calls.transfer_work import LAST_SENDS_S, Transfers
 from fastcoll.calls.work import CallQueue, Work
 from fastcoll.choose.planner import Planner
@@ -46,7 +47,7 @@ from fastcoll.group.gpu_side import GpuSide
 from fastcoll.machine import gpu
 from fastcoll.memory.heap import MOST_BYTES, SymmetricHeap
 from fastcoll.memory.region import create_arena, create_region, require_descriptors, require_room
-from fastcoll.memory.symmetric import tensor_on
+from fastcoll.memory.symmetric import device_of, tensor_on
 from fastcoll.native import _C
 from fastcoll.text import say, say_once
 from fastcoll.types import FROM_TORCH, Numerics, SingleCopy, Verb
@@ -174,6 +175,9 @@ class Communicator(_C.Group, BaseGroup):
         """The group's side on its GPUs; None before its first call there."""
         return self._gpus.group
 
+    def peer_is_gone(self, peer: int) -> bool:
+        return super().peer_is_gone(checked_rank(peer, "peer", self.world_size))
+
     # ---- symmetric tensors -----------------------------------------------------------------------
 
     def empty(
@@ -189,7 +193,7 @@ class Communicator(_C.Group, BaseGroup):
             shape = [operator.index(extent) for extent in extents]
         except TypeError:
             raise UsageError(f"a shape consists of integers, not {extents!r}") from None
-        dtype = dtype or torch.get_default_dtype()
+        dtype = torch.get_default_dtype() if dtype is None else dtype
         if not isinstance(dtype, torch.dtype):
             raise UsageError(f"dtype must be a torch.dtype, not {dtype!r}")
         if dtype not in FROM_TORCH:
@@ -199,7 +203,7 @@ class Communicator(_C.Group, BaseGroup):
         num_bytes = prod(shape) * dtype.itemsize
         if num_bytes > MOST_BYTES:
             raise UsageError(f"shape {tuple(shape)} of {dtype} has {num_bytes} bytes, far too many")
-        place = torch.device(device or "cpu")
+        place = device_of(device)
         if place.type == "cuda":
             gpu.require()
             index = torch.cuda.current_device() if place.index is None else place.index

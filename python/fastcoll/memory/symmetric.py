@@ -12,7 +12,20 @@ from typing import Any
 
 import torch
 
+from fastcoll.errors import UsageError
 from fastcoll.memory.heap import Block
+
+
+def device_of(device: object) -> torch.device:
+    """Return the device that a user means: None is the CPU, an integer a GPU."""
+    is_index = isinstance(device, int) and not isinstance(device, bool)
+    named: Any = f"cuda:{device}" if is_index else device
+    try:
+        return torch.device("cpu" if device is None else named)
+    except (RuntimeError, TypeError):
+        raise UsageError(
+            f'device must be None, a torch.device, or its name as "cpu" or "cuda:1", not {device!r}'
+        ) from None
 
 
 def bytes_at(ptr: int, num_bytes: int, device: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from fastcoll.calls.parts import PartsOperands
 from fastcoll.calls.recorder import VerbStats
 from fastcoll.calls.settings import Settings
 from fastcoll.calls.sites import tracing
-from fastcoll.calls.tensors import Operands
+from fastcoll.calls.tensors import Operands, checked_rank
 from fastcoll.calls.work import CallQueue, Work
 from fastcoll.errors import (
     AbortedError,
@@ -314,7 +314,7 @@ class HierarchicalCommunicator(BaseGroup):
 
     def peer_is_gone(self, peer: int) -> bool:
         """Return whether a rank of this node ended or left; False of those on other nodes."""
-        node, local_rank = self.node_map.places[peer]
+        node, local_rank = self.node_map.places[checked_rank(peer, "peer", self.world_size)]
         is_here = node == self.node_map.places[self.rank][0]
         return is_here and self._node_group.peer_is_gone(local_rank)
 
