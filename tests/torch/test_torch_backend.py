@@ -170,7 +170,7 @@ def questions(rank: Rank) -> list[Any]:
     dist.all_reduce(tensor)
     backend = group._get_backend(torch.device("cpu"))
     told = [
-        backend.supports_time_estimate,
+        getattr(backend, "supports_time_estimate", False),  # gone from torch 2.15
         type(backend.supports_tensor_alloc(torch.device("cpu"))),
     ]
     told.append(backend.eager_connect_single_device(torch.device("cpu")))
