@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import fastcoll
+from fastcoll.memory.symmetric import device_of
 from tests.support import oracle
 from tests.support.harness import Attempt, Pools, Rank, attempt
 
@@ -186,3 +187,12 @@ def test_one_too_large_for_the_machine_or_a_rank(pools: Pools) -> None:
         assert "rank 1: it can't map" in of_rank.text
         assert of_anybody.kind == "UsageError"
         assert total == 3
+
+
+def test_a_number_is_a_gpu() -> None:
+    assert [device_of(one) for one in (None, 1, "cuda:1")] == [
+        torch.device(name) for name in ("cpu", "cuda:1", "cuda:1")
+    ]
+    for odd in (-1, True, "0", 1.5):
+        with pytest.raises(fastcoll.UsageError, match="device must be"):
+            device_of(odd)

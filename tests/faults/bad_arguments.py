@@ -62,6 +62,11 @@ def _reduced(comm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return reduced
 
 
+def _masked() -> Any:
+    mask = torch.tensor([True, False])
+    return torch.masked.masked_tensor(torch.ones(2), mask)  # type: ignore[no-untyped-call]
+
+
 def _with_group(group: object) -> Call:
     return lambda comm: fastcoll.all_reduce(torch.ones(6), group=group)
 
@@ -254,7 +259,6 @@ def mistakes_of_arrays(world: int) -> dict[str, Mistake]:
 
 def mistakes_of_memory(world: int) -> dict[str, Mistake]:
     """Memory that is gone or that torch.func hides, and dtypes that no call takes."""
-    del world
     six = filled(6)
     return {
         "freed": (all_reduce(with_storage(filled(6), 0)), "24 bytes ... has 0 ... freed"),
@@ -272,6 +276,10 @@ def mistakes_of_memory(world: int) -> dict[str, Mistake]:
             lambda comm: torch.func.functionalize(_reduced(comm))(six),
             "UnsupportedError: memory ... torch.func",
         ),
+        "masked by torch": (
+            all_reduce(_masked()),
+            "UnsupportedError: tensor is a MaskedTensor ... get_data()",
+        ),
         "other byte order": (
             all_reduce(np.ones(6, ">f4")),
             "UnsupportedError: byte order ... astype('float32')",
@@ -279,7 +287,14 @@ def mistakes_of_memory(world: int) -> dict[str, Mistake]:
         **{
             name: (
                 all_reduce(torch.empty(6, dtype=getattr(torch, name))),
-                f"UnsupportedError: {name} ... float32 ... float8_e5m2",
+                f"UnsupportedError: tensor has ... {name} ... float32 ... float8_e5m2",
+            )
+            for name in FOREIGN_DTYPES
+        },
+        **{
+            f"{name} to bytes": (
+                gather(filled(6 * world, dtype=torch.uint8), six.to(getattr(torch, name))),
+                f"input_tensor is {name} and output_tensor is uint8",
             )
             for name in FOREIGN_DTYPES
         },

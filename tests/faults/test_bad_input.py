@@ -99,6 +99,7 @@ def err(rank: Rank, only: int | None) -> tuple[dict[tuple[str, str], Attempt], l
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
 @pytest.mark.parametrize(
     ("nodes", "only"),
     [

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import fastcoll
 from fastcoll import env
 from tests.support.backends import COMPILE_S, in_cpp, no_caches, on_backend
-from tests.support.harness import Pool, Rank, Setup, attempt
+from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 
 # A rank may be compiling when its pool is asked for the first time.
 pytestmark = [pytest.mark.native, pytest.mark.timeout(2 * COMPILE_S)]
@@ -130,3 +130,14 @@ def test_a_value_that_there_is_not_is_an_error_each_time(fresh_pool: Callable[..
         kinds, texts = zip(*found, strict=True)
         assert kinds == ("", "UsageError", "UsageError", "")
         assert all("FASTCOLL_TORCH_BACKEND='pyhton'" in text for text in texts[1:3])
+
+
+def test_such_a_value_is_an_error_over_nodes_too(fresh_pool: Callable[..., Pool]) -> None:
+    env_of_ranks = {env.TORCH_BACKEND.name: "pyhton"}
+    pool = fresh_pool(2, Setup(init=False, nodes="ab", env=env_of_ranks))
+    for one in pool.run(attempt_group):
+        assert one.kind == "UsageError" and "FASTCOLL_TORCH_BACKEND='pyhton'" in one.text, one
+
+
+def attempt_group(rank: Rank) -> Attempt:
+    return attempt(on_backend, rank, "fastcoll", in_cpp)

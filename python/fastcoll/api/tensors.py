@@ -18,7 +18,7 @@ from fastcoll.types import TORCH_DTYPES
 def empty(
     *size: int | Sequence[int],
     dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
+    device: torch.device | str | int | None = None,
     group: GroupLike = None,
 ) -> torch.Tensor:
     """Make a symmetric tensor: one that the ranks reduce in place, without a copy. Collective.
@@ -36,11 +36,12 @@ def empty(
         size: The shape, as integers or as one sequence.
         dtype: None takes torch's default.
         device: Where it lies, the same kind on every rank: None or "cpu", or this rank's CUDA
-            device, whose memory for them grows by FASTCOLL_GPU_HEAP_MIB.
+            device or its number. The memory there grows by FASTCOLL_GPU_HEAP_MIB.
         group: The group that shares the memory: a Group or a torch process group; None is
             the default group.
 
     Raises:
+        UsageError: The shape, the dtype or the device is none.
         DesyncError: The ranks asked for different numbers of bytes; nothing was allocated.
         DriverError: A rank has no room for it; nothing was allocated, on no rank.
         UnsupportedError: There is no such device, or the ranks can't reach each other's.
@@ -54,7 +55,7 @@ def empty(
 def zeros(
     *size: int | Sequence[int],
     dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
+    device: torch.device | str | int | None = None,
     group: GroupLike = None,
 ) -> torch.Tensor:
     """Make a symmetric tensor of zeros; see `empty`. Collective."""

@@ -61,7 +61,7 @@ class BaseGroup(ObjectMethods):
         self,
         *size: int | Sequence[int],
         dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
     ) -> torch.Tensor:
         """See `fastcoll.empty`."""
         raise NotImplementedError

@@ -184,7 +184,7 @@ class Communicator(_C.Group, BaseGroup):
         self,
         *size: int | Sequence[int],
         dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
     ) -> torch.Tensor:
         extents: Sequence[Any] = size
         if len(size) == 1 and not isinstance(size[0], SupportsIndex):

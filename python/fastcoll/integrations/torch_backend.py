@@ -81,15 +81,19 @@ def make_backend(
 
 
 def find_compiled(comm: BaseGroup, timeout_s: float) -> ModuleType | None:
-    """Return the compiled backend, if all ranks of a group can have it. Collective."""
-    compiled = None
-    if isinstance(comm, Communicator):  # the compiled backend has the core of one node
-        try:
-            compiled = _of_all_ranks(comm, timeout_s)
-        except BaseException:
-            comm.close()
-            raise
-    return compiled
+    """Return the compiled backend, if all ranks of a group can have it. Collective.
+
+    Raises:
+        UsageError: FASTCOLL_TORCH_BACKEND has no such value; the group is closed.
+    """
+    try:
+        env.TORCH_BACKEND.get()  # an error for every group, also where it decides nothing
+        if isinstance(comm, Communicator):  # the compiled backend has the core of one node
+            return _of_all_ranks(comm, timeout_s)
+    except BaseException:
+        comm.close()
+        raise
+    return None
 
 
 def _serve(

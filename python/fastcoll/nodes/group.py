@@ -284,7 +284,7 @@ class HierarchicalCommunicator(BaseGroup):
         self,
         *size: int | Sequence[int],
         dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
     ) -> torch.Tensor:
         """See `fastcoll.empty`; the tensor is shared by the ranks of this node.
 
