@@ -26,7 +26,9 @@ BACKENDS = ["python", pytest.param("compiled", marks=IS_COMPILED)]
 
 
 def on_backend(rank: Rank, backend: str, program: Program, *args: Any) -> Any:
-    """Run a program inside a process group of its own."""
+    """Run a program inside a process group of its own, on ranks that have made no group."""
+    if fastcoll.is_initialized():  # the end of this call would close it under the tests to come
+        raise AssertionError("on_backend needs a pool of Setup(init=False)")
     number = rank.store.add(f"{program.__name__}/{rank.rank}", 1)
     store = dist.PrefixStore(f"{program.__name__}/{number}", rank.store)
     dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size)

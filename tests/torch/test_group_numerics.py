@@ -13,7 +13,6 @@ from fastcoll.api.groups import communicator_of
 from fastcoll.calls.group import BaseGroup
 from fastcoll.calls.settings import resolve
 from fastcoll.integrations import torch_backend
-from tests.support.backends import on_backend
 from tests.support.harness import Pool, Rank, Setup
 
 FreshPool = Callable[[int, Setup], Pool]
@@ -29,7 +28,9 @@ def numerics_of(comm: BaseGroup | None) -> tuple[str, str]:
 
 
 def numerics_by_origin(rank: Rank) -> Numerics:
-    """Make a group in each way there is; `fastcoll` made one before."""
+    """Make a group in each way there is; `fastcoll` made one before, which a fresh pool ends."""
+    theirs = dist.PrefixStore("torch", rank.store)
+    dist.init_process_group("fastcoll", store=theirs, rank=rank.rank, world_size=rank.world_size)
     found: Numerics = {"fastcoll.new_group": numerics_of(fastcoll.new_group())}
     world: Any = dist.group.WORLD
     limit = timedelta(seconds=LIMIT_S)
@@ -50,7 +51,7 @@ def numerics_by_origin(rank: Rank) -> Numerics:
 @pytest.mark.parametrize("asked", ["", "same_bits", "fast"])
 def test_groups_of_torch_are_fast_on_gpus(fresh_pool: FreshPool, backend: str, asked: str) -> None:
     env = {"FASTCOLL_TORCH_BACKEND": backend} | ({"FASTCOLL_NUMERICS": asked} if asked else {})
-    for found in fresh_pool(2, Setup(env=env)).run(on_backend, "fastcoll", numerics_by_origin):
+    for found in fresh_pool(2, Setup(env=env)).run(numerics_by_origin):
         assert len(found) >= 5
         for origin, numerics in found.items():
             ours = ("same_bits", "same_bits")

@@ -312,11 +312,9 @@ def traced(rank: Rank) -> tuple[list[str], list[float]]:
 
 
 @pytest.mark.parametrize("nodes", ["aa", pytest.param("ab", marks=pytest.mark.long)])
-def test_a_trace_by_jit_refuses_calls(
-    backend_pools: Pools, clusters: Callable[[str], Pool], nodes: str
-) -> None:
+def test_a_trace_by_jit_refuses_calls(backend_pools: Pools, two_nodes: Pool, nodes: str) -> None:
     """As Gloo's; what was traced left out the calls of groups in Python, without a word."""
-    pool = clusters(nodes) if "b" in nodes else backend_pools(len(nodes))
+    pool = two_nodes if nodes == "ab" else backend_pools(len(nodes))
     expected = (["RuntimeError"] * 2, [2.0 * len(nodes)] * 3)
     assert pool.run(on_backend, "fastcoll", traced) == [expected] * len(nodes)
 
