@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.backends import on_backend, renew_group
-from tests.support.fused import SUMS, compile_fused, sum_by_operator
+from tests.support.fused import KEEPS_ROUNDINGS, SUMS, compile_fused, sum_by_operator
 from tests.support.harness import Rank, attempt
 from tests.support.llama import NORMS, Decoder, decode_by_operator
 
@@ -48,7 +48,7 @@ def decode(rank: Rank, norm: str, how: str, dtypes: Any = DTYPES) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", [norm for norm in NORMS if norm != "vllm" or KEEPS_ROUNDINGS])
 def test_every_norm_of_a_decoder_is_found(bare_pools: Any, norm: str) -> None:
     """On one rank: its program is compiled alone, and the others' sums change no graph."""
     found = bare_pools(1).run(on_backend, "fastcoll", decode, norm, "operator", deadline_s=400)
