@@ -142,3 +142,45 @@ def test_every_hook_of_ddp_does_as_on_gloo(backend_pools: Pools) -> None:
     assert "BuiltinCommHookType.FP16_COMPRESS" in ours[0][0]
     assert len(ours[0][1]) == len(HOOKS) * 3 * 4
     assert same([found for _, found in ours], [found for _, found in gloos])
+
+
+ODD_MODELS: dict[str, tuple[Callable[[bool], nn.Module], str]] = {
+    "shape": (lambda odd: nn.Linear(4, 2 + odd), "sizes [3, 4]"),
+    "order": (lambda odd: nn.Linear(3 if odd else 4, 4 if odd else 3, bias=False), "sizes [4, 3]"),
+    "count": (lambda odd: nn.Linear(4, 2, bias=not odd), "inconsistent 1 params"),
+    "dtype": (
+        lambda odd: nn.Linear(4, 2).to(torch.float64 if odd else torch.float32),
+        "params[0] is of torch.float64 on rank 1, and of torch.float32 on rank 0",
+    ),
+}
+
+
+def make_differing_models(rank: Rank) -> tuple[dict[str, Attempt], float]:
+    """Wrap models that differ on rank 1; then use the group."""
+    seen = {
+        name: attempt(DistributedDataParallel, make(rank.rank == ODD))
+        for name, (make, _) in ODD_MODELS.items()
+    }
+    ranks = torch.tensor(float(rank.rank))
+    dist.all_reduce(ranks)
+    return seen, ranks.item()
+
+
+def check_differing_models(rows: list[tuple[dict[str, Attempt], float]]) -> None:
+    for seen, total in rows:
+        for name, (_, part) in ODD_MODELS.items():
+            assert seen[name].kind == "DesyncError", (name, seen[name])
+            assert part in seen[name].text
+            assert seen[name].text == rows[0][0][name].text, "the same on all ranks"
+        assert total == sum(range(len(rows))), "the group can still be used"
+
+
+@pytest.mark.slow  # the first import of DDP
+def test_models_that_differ_are_an_error_on_all_ranks(backend_pools: Pools) -> None:
+    check_differing_models(backend_pools(3).run(on_backend, "fastcoll", make_differing_models))
+
+
+@pytest.mark.slow  # the first import of DDP
+def test_models_that_differ_between_nodes(fresh_pool: Callable[..., Pool]) -> None:
+    pool = fresh_pool(3, Setup(init=False, nodes="aab"))
+    check_differing_models(pool.run(on_backend, "fastcoll", make_differing_models))

@@ -32,7 +32,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
-from torch.nn.parallel import DistributedDataParallel
 
 import fastcoll_autoload
 from fastcoll import env
@@ -42,6 +41,7 @@ from fastcoll.group.communicator import Communicator
 from fastcoll.integrations import c10d_build
 from fastcoll.integrations.torch_arguments import limit_by_torch, whole_milliseconds
 from fastcoll.integrations.torch_base import NAME, BaseProcessGroup, connect_ranks
+from fastcoll.integrations.torch_ddp import name_in_logs, serve_ddp
 from fastcoll.integrations.torch_functional import serve_python_groups
 from fastcoll.integrations.torch_group import FastcollProcessGroup
 from fastcoll.integrations.torch_profile import ProfiledProcessGroup
@@ -197,13 +197,13 @@ def register() -> None:
         dist.Backend.register_backend(NAME, _make, extended_api=True, devices=devices)
         _extend_monitored_barrier()
         _records_itself()
-        _replace_ddp_hook_in_cpp()
+        serve_ddp()
         _follow_torchs_timeouts()
         _count_calls()
         _take_shrunk_groups()
         _end_batches_that_fail()
         fastcoll_autoload.autoload()  # where torch is told to load nothing
-    _name_in_logs_of_ddp()
+    name_in_logs()
 
 
 def make_default() -> None:
@@ -329,40 +329,6 @@ def _end_batches_that_fail() -> None:
 
     setattr(dist, "_coalescing_manager", coalescing_manager)  # noqa: B010
     c10d._coalescing_manager = coalescing_manager
-
-
-def _name_in_logs_of_ddp() -> None:
-    """Let DDP's logs have the group's name; torch writes "custom" for all that are not its own."""
-    torchs: Any = DistributedDataParallel._get_ddp_logging_data
-
-    @wraps(torchs)
-    def with_name(self: DistributedDataParallel) -> Any:
-        data = torchs(self)
-        group: Any = self.process_group
-        if any(group._get_backend(device).name() == NAME for device in group._device_types):
-            data["backend_name"] = dist.get_backend(group)
-        return data
-
-    DistributedDataParallel._get_ddp_logging_data = with_name  # type: ignore[method-assign]
-
-
-def _replace_ddp_hook_in_cpp() -> None:
-    """Let a Python group have DDP's built-in FP16 hook: torch's in C++ refuses Python's futures."""
-    torchs = DistributedDataParallel._register_builtin_comm_hook
-
-    @wraps(torchs)
-    def register(self: DistributedDataParallel, comm_hook_type: dist.BuiltinCommHookType) -> None:
-        is_fp16 = comm_hook_type == dist.BuiltinCommHookType.FP16_COMPRESS
-        if is_fp16 and isinstance(self.process_group, FastcollProcessGroup):
-            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
-            self.register_comm_hook(self.process_group, fp16_compress_hook)
-            assert self.logger is not None
-            self.logger._set_comm_hook_name(str(comm_hook_type))  # as torch's own registration does
-        else:
-            torchs(self, comm_hook_type)  # type: ignore[no-untyped-call]
-
-    DistributedDataParallel._register_builtin_comm_hook = register  # type: ignore[method-assign]
 
 
 def _records_itself() -> None:
