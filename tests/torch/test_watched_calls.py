@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from fastcoll.integrations import torch_backend
 from tests.support.backends import COMPILE_S, TorchGroup, on_backend
-from tests.support.harness import Pool, Rank, Setup, attempt
+from tests.support.harness import Attempt, Pool, Rank, Setup, attempt
 from tests.support.verb_calls import NOT_OF_GLOO, VERB_CALLS
 
 Pools = Callable[[int], Pool]
@@ -208,6 +208,25 @@ def test_calls_over_nodes_are_seen_as_gloos(
     two_nodes: Pool, of_gloo: Callable[[Program], Any], program: Program
 ) -> None:
     assert not differences(two_nodes.run(on_backend, "fastcoll", program), of_gloo(program))
+
+
+def lists_of_meta(rank: Rank) -> tuple[list[Attempt], list[float]]:
+    """Torch's operators of these calls look into no list of lists, so the calls are made."""
+    lists = [torch.ones(3, device="meta") for _ in range(rank.world_size)]
+    tensor = torch.ones(3)
+    tries = [
+        attempt(dist.all_gather, lists, tensor),
+        attempt(dist.reduce_scatter, tensor, lists),
+    ]
+    dist.all_reduce(tensor)
+    return tries, tensor.tolist()
+
+
+def test_lists_of_meta_tensors_are_refused(backend_pools: Pools) -> None:
+    for tries, total in backend_pools(2).run(on_backend, "fastcoll", lists_of_meta):
+        assert [one.kind for one in tries] == ["UnsupportedError"] * 2
+        assert all("is a meta tensor" in one.text for one in tries)
+        assert total == [2.0] * 3, "the group can still be used"
 
 
 def negated(rank: Rank) -> list[list[float]]:

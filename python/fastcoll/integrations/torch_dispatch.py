@@ -72,8 +72,13 @@ def _has_any(given: Sequence[Any], has: Callable[[Any], bool]) -> bool:
     return False
 
 
-def _is_meta(tensor: torch.Tensor) -> bool:
-    return tensor.is_meta
+def _is_for_meta(args: Sequence[Any]) -> bool:
+    """Return whether torch takes its kernel for meta tensors: it looks into no list of lists."""
+    for one in args:
+        tensors = one if isinstance(one, list | tuple) else (one,)
+        if any(isinstance(tensor, TensorBase) and tensor.is_meta for tensor in tensors):
+            return True
+    return False
 
 
 def _has_class(tensor: torch.Tensor) -> bool:
@@ -170,7 +175,7 @@ class _Lowest(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
         if _has_any(args, _has_class):
             return NotImplemented  # the class comes next, and then this mode again
-        if _has_any(args, _is_meta):
+        if _is_for_meta(args):
             return func(*args, **(kwargs or {}))
         self.has_run = True
         given, options = self._with_tensors(args)
