@@ -7,6 +7,7 @@ know the reason for a line.
 
 import contextlib
 import logging
+import os
 import select
 import sys
 from functools import cache
@@ -16,6 +17,7 @@ from fastcoll.native import _C
 LOGGER = logging.getLogger("fastcoll")
 # The reader of a pipe may be stopped; a rank with an error to raise does not wait for it.
 _PATIENCE_MS = 500
+_STDERR = 2
 _MOST_CHARACTERS = 1000  # up to four bytes each: an empty page of a pipe (4096 bytes) has room
 
 
@@ -78,3 +80,14 @@ def _takes_a_line() -> bool:
 
 
 LOGGER.addHandler(_StderrHandler())
+
+
+def open_standard_streams() -> None:
+    """Open the null device in place of standard streams that are closed, as a daemon's may be.
+
+    A region, a pipe or a socket would take their numbers, and get what a library prints.
+    """
+    with contextlib.suppress(OSError):
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+            os.set_inheritable(descriptor, True)
+        os.close(descriptor)

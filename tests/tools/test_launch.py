@@ -231,3 +231,62 @@ def test_a_function_that_no_file_holds_is_sent_by_value(tmp_path: Path) -> None:
 
 def test_keywords_come_by_partial() -> None:
     assert fastcoll.launch(partial(int, base=16), "ff", ranks=1) == [255]
+
+
+# A program that launches ranks. It may have no stdout, so its exit code tells how it went.
+ODD = """
+import os, sys
+{before}
+import fastcoll
+
+def place():
+    sys.stdout.buffer.write(b"\\xc3\\xa9\\n")
+    return __debug__, fastcoll.__file__
+
+if __name__ == "__main__":
+    {here}
+    same = fastcoll.launch(place, timeout_s=60) == [(__debug__, fastcoll.__file__)] * 2
+    os._exit(7 if same else 5)
+"""
+GONE = "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
+
+
+def start_odd(tmp_path: Path, *flags: str, **texts: str) -> subprocess.Popen[str]:
+    """Start a program that launches ranks, by other means than this process's."""
+    path = tmp_path / "odd.py"
+    path.write_text(ODD.format(**{"before": "", "here": "pass"} | texts))
+    command = ["sh", "-c", f'exec "$@" {texts.get("streams", "")}', "-", sys.executable, *flags]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii:strict"}
+    environment["PYTHONPATH"] = texts.get("path", SOURCES)
+    return subprocess.Popen(
+        [*command, str(path)], env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+
+
+SOURCES = str(Path(fastcoll.__file__).parents[1])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("streams", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_no_harm(tmp_path: Path, streams: str) -> None:
+    with start_odd(tmp_path, streams=streams) as started:
+        _, said = started.communicate()
+    assert started.returncode == 7, said
+
+
+@pytest.mark.long
+def test_ranks_have_their_parents_flags_and_path(tmp_path: Path) -> None:
+    """No character of the output is left out, either: stdout takes ASCII alone."""
+    before = f"sys.path.insert(0, {SOURCES!r})"
+    other = tmp_path / "other" / "fastcoll"  # the environment's, which the program overrides
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("raise ImportError('another fastcoll')")
+    with start_odd(tmp_path, "-O", before=before, path=str(other.parent)) as started:
+        _, said = started.communicate()
+    assert started.returncode == 7, said
+
+
+def test_a_removed_working_directory_is_named(tmp_path: Path) -> None:
+    with start_odd(tmp_path, here=GONE) as started:
+        _, said = started.communicate()
+    assert "UsageError: launch: this process's working directory was removed" in said

@@ -69,6 +69,16 @@ def test_every_rank_has_its_place_and_the_programs_arguments(run: Run) -> None:
     assert sorted(result.stderr.splitlines()) == [f"[{rank}] an end" for rank in range(3)]
 
 
+@pytest.mark.parametrize("streams", ["<&-", ">&-", "2>&-"])
+def test_closed_streams_do_no_harm(tmp_path: Path, streams: str) -> None:
+    text = f"print(1); print(2, file=sys.stderr); open('{tmp_path}/' + str(rank), 'w')"
+    path = program(tmp_path, text)
+    command = [sys.executable, "-m", "fastcoll", "run", path]
+    done = subprocess.run(["sh", "-c", f'exec "$@" {streams}', "-", *command], check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "0").exists() and (tmp_path / "1").exists()
+
+
 def test_a_setting_of_the_user_stays(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     result = run("print(os.environ['OMP_NUM_THREADS'])", "-n", "1")

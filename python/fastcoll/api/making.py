@@ -5,9 +5,7 @@ Decides which kind it is, from the ranks' hosts. Must not know which group is th
 modules for several nodes are imported by groups that need them: they take 30 ms.
 """
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -25,9 +23,7 @@ from fastcoll.group.communicator import Communicator
 from fastcoll.memory.region import create_region
 from fastcoll.native import _C
 from fastcoll.nodes.carriers import identity, maker_of
-from fastcoll.text import say, say_once
-
-_STDERR = 2
+from fastcoll.text import open_standard_streams, say, say_once
 
 
 def connect(
@@ -97,7 +93,7 @@ def _report_to_nodes(exchange: Exchange, seat: Seat, error: BaseException) -> Ba
 
 def _apply_environment(exchange: Exchange) -> None:
     """Apply the process-wide settings of the environment, and name its misspelt variables."""
-    _open_standard_streams()
+    open_standard_streams()
     if level := env.SIMD.get():
         if level not in _C.simd_levels():
             levels = ", ".join(_C.simd_levels())
@@ -106,17 +102,6 @@ def _apply_environment(exchange: Exchange) -> None:
     if exchange.rank == 0 or env.is_first_on_node():
         for line in env.misspelt():
             say_once(line)
-
-
-def _open_standard_streams() -> None:
-    """Open the null device in place of standard streams that are closed, as a daemon's may be.
-
-    A region or a socket would take their numbers, and get what a library prints.
-    """
-    with suppress(OSError):
-        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
-            pass
-        os.close(descriptor)
 
 
 def _make(

@@ -58,10 +58,11 @@ def run(
 
 def _sink(fd: int) -> Sink:
     """Return a writer of bytes to this process's own stdout (1) or stderr (2)."""
-    stream = (sys.stdout if fd == 1 else sys.stderr).buffer
+    stream = sys.stdout if fd == 1 else sys.stderr
 
     def write(text: bytes) -> None:
-        stream.write(text)
-        stream.flush()
+        if stream is not None:  # closed as this process started
+            stream.buffer.write(text)
+            stream.buffer.flush()
 
     return write

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of `fastcoll.launch`: takes the work from a file, and replies by a pipe.
 
-Run as a module, with the two descriptors. Decides nothing.
+Run as a file, with the two descriptors. It finds fastcoll by its parent's sys.path, which comes
+with the work. Decides nothing.
 """
 
+import mmap
 import os
 import pickle
 import sys
 import traceback
 
-import cloudpickle
-
-from fastcoll.ranks.functions import pack_error, send_reply
-
 
 def main(work_fd: int, reply_fd: int) -> bool:
     """Run the function; whether it returned."""
-    with open(f"/proc/self/fd/{work_fd}", "rb") as file:  # a position of its own
-        sys.path[:], folder, work = pickle.load(file)
-    os.chdir(folder)
+    with mmap.mmap(work_fd, 0, access=mmap.ACCESS_READ) as file:  # ranks share its position
+        sys.path[:], work = pickle.loads(file)
+    import cloudpickle
+
+    from fastcoll.ranks.functions import pack_error, send_reply
+
     with os.fdopen(reply_fd, "wb") as pipe:
         try:
             function, args = cloudpickle.loads(work)

@@ -5,12 +5,11 @@ Decides how a function reaches its ranks, and how their results and errors come 
 function that no other process could import, as a notebook's, is carried by value (cloudpickle).
 """
 
-import contextlib
-import os
 import pickle
 import struct
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from numbers import Integral, Real
 from pathlib import Path
@@ -73,12 +72,10 @@ def launch(
         errors.append(error)
         return False
 
-    with _work_file(function, args) as fd:
-        command = (sys.executable, "-m", "fastcoll.ranks.function_rank", str(fd))
-        program = Program(command, ranks, _sinks(), passed_fds=(fd,), on_reply=take)
-        with Ranks(program) as started:
-            in_time = started.wait(limit_s=limit_s)
-            living = started.living()
+    program = Program(_command(), ranks, _sinks(), work=_pack_work(function, args), on_reply=take)
+    with Ranks(program) as started:
+        in_time = started.wait(limit_s=limit_s)
+        living = started.living()
     if errors:  # of several at once one that no other rank caused
         raise min(errors, key=lambda one: isinstance(one, PeerLostError))
     if failure := started.first_failure():
@@ -89,12 +86,25 @@ def launch(
     return [results[rank] for rank in range(ranks)]
 
 
+def _command() -> list[str]:
+    """Return a rank's command. It has this process's flags, and by the work its sys.path."""
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, str(Path(__file__).with_name("function_rank.py"))]
+
+
 def _checked(function: object, ranks: Any, timeout_s: Any) -> float:
     """Return the limit in seconds, if these arguments have a meaning."""
     if not callable(function):
         raise UsageError(
             f"launch: {function!r} can't be called; pass a function, and its arguments behind it"
         )
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "launch: this process's working directory was removed, and Python can't import torch "
+            "in such a one; go to another by os.chdir()"
+        ) from None
     is_whole = isinstance(ranks, Integral) and not isinstance(ranks, bool)
     if not is_whole or not 1 <= ranks <= _MOST_RANKS:
         raise UsageError(f"launch: ranks={ranks!r} must be a whole number from 1 to {_MOST_RANKS}")
@@ -131,29 +141,28 @@ def _read(reply: memoryview, rank: int, ranks: int) -> tuple[BaseException | Non
     return error and _named(error, rank, ranks, trace=value), value
 
 
-@contextlib.contextmanager
-def _work_file(function: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[int]:
-    """Yield a file without a name that holds the work, for the ranks to inherit."""
+def _pack_work(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """Return what a rank needs to call the function."""
     import cloudpickle
 
     try:
         work = cloudpickle.dumps((function, args))
     except Exception as error:
         raise UsageError(f"launch: the function and its arguments must pickle: {error}") from error
-    fd = os.memfd_create("fastcoll-launch")
-    with os.fdopen(fd, "wb") as file:
-        pickle.dump((sys.path, str(Path.cwd()), work), file)
-        file.flush()
-        yield fd
+    return pickle.dumps((sys.path, work))
 
 
 def _sinks() -> tuple[Sink, Sink]:
     """Return writers to stdout and stderr as they are now: a notebook's cell, a test's capture."""
 
     def to(name: str) -> Sink:
-        def write(text: bytes) -> None:
+        def write(data: bytes) -> None:
             stream = getattr(sys, name)
-            stream.write(text.decode(errors="replace"))
+            if stream is None:  # it was closed as this process started
+                return
+            text = data.decode(errors="replace")
+            encoding = getattr(stream, "encoding", None) or "utf-8"
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             stream.flush()
 
         return write

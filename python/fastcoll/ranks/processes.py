@@ -27,6 +27,7 @@ from fastcoll.errors import DriverError
 from fastcoll.native import _C
 from fastcoll.ranks.output import Lines, Sink
 from fastcoll.ranks.shares import Share, share_cpus
+from fastcoll.text import open_standard_streams
 
 # How long ranks that were told to end may take.
 GRACE_S = 3.0
@@ -74,9 +75,10 @@ class Program:
     # Where the lines of stdout and stderr go; None: the ranks write to this process's own.
     sinks: tuple[Sink, Sink] | None = None
     bind: bool = True  # whether each rank stays on its share of the CPUs
-    passed_fds: tuple[int, ...] = ()  # descriptors that the ranks inherit
-    # Takes a rank and all that it wrote to the pipe whose number ends its command; whether that
-    # tells no failure. A rank that wrote nothing has failed. None: no such pipe.
+    # The content of a nameless file for the ranks. Its number ends their command; None: no file.
+    work: bytes | None = None
+    # Takes a rank and all that it wrote to a pipe; whether that tells no failure. The pipe's number
+    # stands behind that of the work. A rank that wrote nothing has failed. None: no such pipe.
     on_reply: Callable[[int, bytes], bool] | None = None
 
 
@@ -103,12 +105,15 @@ class Ranks:
         self._is_ending = self._is_mute = False
         self._raised: list[str] = []  # of ranks that went on all the same, as others failed
         self._store: TCPStore | None = None
+        self._held = contextlib.ExitStack()  # the file of the work
 
     def __enter__(self) -> Self:
         try:
+            open_standard_streams()
+            work_fd = self._write_work()
             self._store, port = _serve_store()
             for rank, share in enumerate(share_cpus(self._program.world_size)):
-                self._start(rank, share, port)
+                self._start(rank, share, port, work_fd)
         except OSError as error:
             self._close()
             raise self._refused(error) from error
@@ -172,12 +177,21 @@ class Ranks:
             return replace(first, words="; ".join((first.words, *self._raised)))
         return first
 
-    def _start(self, rank: int, share: Share, port: int) -> None:
+    def _write_work(self) -> tuple[int, ...]:
+        """Return the descriptor of the file that has the work, if there is any."""
+        if self._program.work is None:
+            return ()
+        file = self._held.enter_context(os.fdopen(os.memfd_create("fastcoll-launch"), "wb"))
+        file.write(self._program.work)
+        file.flush()
+        return (file.fileno(),)
+
+    def _start(self, rank: int, share: Share, port: int, work_fd: tuple[int, ...]) -> None:
         program = self._program
         cpus = ",".join(map(str, share.cpus)) if program.bind else ""
         command = [sys.executable, "-IS", _SHIM, str(os.getpid()), cpus or "-", *program.command]
         pipe: tuple[int, ...] = os.pipe() if program.on_reply is not None else ()
-        command += map(str, pipe[1:])
+        command += map(str, (*work_fd, *pipe[1:]))
         output = None if program.sinks is None else subprocess.PIPE
         try:
             process = subprocess.Popen(
@@ -187,7 +201,7 @@ class Ranks:
                 stdout=output,
                 stderr=output,
                 env=env.for_rank(rank, program.world_size, port, share.num_threads),
-                pass_fds=[*program.passed_fds, *pipe[1:]],
+                pass_fds=[*work_fd, *pipe[1:]],
                 start_new_session=True,
             )
         except BaseException:
@@ -272,6 +286,7 @@ class Ranks:
         """Kill the ranks that are left, and give back their streams and their store."""
         self._kill()
         self._selector.close()
+        self._held.close()
         self._store = None  # not only with an error's traceback, which has this object
 
     def _kill(self) -> None:
