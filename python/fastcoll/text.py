@@ -79,9 +79,6 @@ def _takes_a_line() -> bool:
     return bool(poll.poll(_PATIENCE_MS))
 
 
-LOGGER.addHandler(_StderrHandler())
-
-
 def open_standard_streams() -> None:
     """Open the null device in place of standard streams that are closed, as a daemon's may be.
 
@@ -91,3 +88,6 @@ def open_standard_streams() -> None:
         while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
             os.set_inheritable(descriptor, True)
         os.close(descriptor)
+
+
+LOGGER.addHandler(_StderrHandler())

@@ -88,6 +88,7 @@ def launch(
 
 def _command() -> list[str]:
     """Return a rank's command. It has this process's flags, and by the work its sys.path."""
+    # The function by which multiprocessing starts its children; Python documents no other.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, str(Path(__file__).with_name("function_rank.py"))]
 
