@@ -106,12 +106,12 @@ def test_a_rank_that_raised_and_goes_on_ends_the_others() -> None:
 def lose_a_peer(began: str) -> None:
     """Rank 0 raises what rank 1 causes before that one raises: it had closed its group."""
     if os.environ["RANK"] == "0":
-        threading.Thread(target=time.sleep, args=(1,)).start()
+        threading.Thread(target=time.sleep, args=(2.5,)).start()
         Path(began).touch()
         raise fastcoll.PeerLostError("rank 1 left", [1])
     while not Path(began).exists():
         time.sleep(0.01)
-    time.sleep(0.3)
+    time.sleep(0.1)
     raise ValueError("no data here")
 
 
